@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs the servers that the tests start, where they are missing; does nothing when running ones are named.
+set -euo pipefail
+
+missing=()
+if [ -z "${OUTBOX_TEST_POSTGRES_URL:-}" ]; then
+    compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
+fi
+if [ -z "${OUTBOX_TEST_RABBITMQ_URL:-}" ]; then
+    [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null || missing+=(rabbitmq-server)
+fi
+[ ${#missing[@]} -gt 0 ] || exit 0
+
+export APT_INSTALL_HINT="name running servers in OUTBOX_TEST_POSTGRES_URL and OUTBOX_TEST_RABBITMQ_URL"
+"$(dirname "$0")/../../.ci/apt-install" "${missing[@]}"
