@@ -1,0 +1,86 @@
+"""Column types and clock expressions that mean the same on every supported database.
+
+All times are the database's own clock, in UTC. The clock is the start of the *statement*, not of the
+transaction, so that a lease stamped after waiting for a lock is not already old; and it is stable
+within the statement, so that an index on a time column can serve a comparison with it.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy import JSON, BigInteger, DateTime, Integer
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.expression import ColumnElement
+from sqlalchemy.types import TypeDecorator
+
+if TYPE_CHECKING:
+    from sqlalchemy.engine import Dialect
+    from sqlalchemy.sql.compiler import SQLCompiler
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, always returned in UTC; stored without zone where the database has none (SQLite)."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Convert to UTC; SQLite compares times as text, so the zone is dropped there."""
+        if value is None:
+            return None
+        value = value.astimezone(UTC)
+        return value.replace(tzinfo=None) if dialect.name == "sqlite" else value
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Return an aware datetime in UTC."""
+        del dialect
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+BigId = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only in a column of type INTEGER
+Headers = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+
+
+class now(ColumnElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
+    """The database's clock at the start of the statement."""
+
+    type = UtcDateTime()
+    inherit_cache = True
+
+
+class later(ColumnElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
+    """The database's clock plus so many seconds, given as a number or an expression."""
+
+    type = UtcDateTime()
+    inherit_cache = False
+
+    def __init__(self, seconds: ColumnElement[float]) -> None:
+        self.seconds = seconds
+
+
+_SQLITE_FORMAT = "'%Y-%m-%d %H:%M:%f000'"  # the text that SQLAlchemy stores for a datetime: six digits of a second
+
+
+@compiles(now)
+def _now(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
+    return "statement_timestamp()"
+
+
+@compiles(now, "sqlite")
+def _now_sqlite(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
+    return f"(strftime({_SQLITE_FORMAT}, 'now'))"
+
+
+@compiles(later)
+def _later(element: later, compiler: SQLCompiler, **options: Any) -> str:
+    return f"(statement_timestamp() + make_interval(secs => {compiler.process(element.seconds, **options)}))"
+
+
+@compiles(later, "sqlite")
+def _later_sqlite(element: later, compiler: SQLCompiler, **options: Any) -> str:
+    return f"strftime({_SQLITE_FORMAT}, 'now', {compiler.process(element.seconds, **options)} || ' seconds')"

@@ -1,0 +1,160 @@
+"""The tables, as SQLAlchemy sees them.
+
+`Tables` can be put into any `MetaData` and schema; all names are given in full and pinned with `conv`,
+so that an application's naming convention and default schema leave them alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import registry
+from sqlalchemy.schema import BLANK_SCHEMA, conv
+
+from outbox.identity import PARTITIONS
+from outbox.sqltypes import BigId, Headers, UtcDateTime, now
+from outbox.states import State
+
+if TYPE_CHECKING:
+    from datetime import datetime
+    from uuid import UUID
+
+SCHEMA_VERSION = 1
+"""The version of the tables that this release works with; every row carries the version that wrote it."""
+
+
+class MessageRow:
+    """One row of `outbox_message`, as `enqueue` adds it to a session. Not meant to be read or changed by applications."""
+
+    message_id: UUID
+    topic: str
+    key: str | None
+    partition: int
+    type: str
+    content_type: str
+    payload: bytes
+    headers: dict[str, Any]
+    schema_version: int
+    state: str
+    available_at: datetime | sa.ColumnElement[datetime]
+
+    def __init__(self, **values: Any) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+
+class Tables:
+    """The three tables in one `MetaData` and schema.
+
+    `message` is the outbox itself, `partition` the relays' leases, `processed` the inbox. `row` is the mapped
+    class behind `message`.
+    """
+
+    def __init__(self, metadata: sa.MetaData | None = None, *, schema: str | None = None) -> None:
+        self.metadata = metadata if metadata is not None else sa.MetaData()
+        self.schema = schema
+        self.message = _message(self.metadata, schema or BLANK_SCHEMA)
+        self.partition = _partition(self.metadata, schema or BLANK_SCHEMA)
+        self.processed = _processed(self.metadata, schema or BLANK_SCHEMA)
+        self.row: type[MessageRow] = type("OutboxMessage", (MessageRow,), {})
+        # The session is to know rows by an id that is made here, and to map nothing that the database fills in: then an
+        # INSERT has nothing to bring back, and many rows of one flush go out in one batch.
+        registry(metadata=self.metadata).map_imperatively(
+            self.row,
+            self.message,
+            primary_key=[self.message.c.message_id],
+            include_properties=list(MessageRow.__annotations__),
+            eager_defaults=False,
+        )
+
+    def __iter__(self) -> Any:
+        return iter((self.message, self.partition, self.processed))
+
+
+def attach(metadata: sa.MetaData, *, schema: str | None = None) -> Tables:
+    """Put the outbox tables into an application's own `MetaData`, and into `schema` when one is given.
+
+    Returns what `enqueue(..., tables=)`, `Inbox(..., tables=)` take. The application's naming convention and the
+    default schema of its `MetaData` do not apply to them. Raises `sqlalchemy.exc.InvalidRequestError` when done twice.
+    """
+    return Tables(metadata, schema=schema)
+
+
+# What holds back later messages of the same key: one that is backing off or dead, and those already waiting behind it.
+# A message that the application delayed has no error and holds back nothing.
+HELD = "key IS NOT NULL AND (state IN ('blocked', 'dead') OR (state = 'scheduled' AND last_error IS NOT NULL))"
+
+
+def _where(predicate: str) -> dict[str, Any]:
+    return {"postgresql_where": sa.text(predicate), "sqlite_where": sa.text(predicate)}
+
+
+def _message(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    states = ", ".join(f"'{state}'" for state in State)
+    return sa.Table(
+        "outbox_message",
+        metadata,
+        sa.Column("id", BigId, sa.Identity(), nullable=False),
+        sa.Column("message_id", sa.Uuid(), nullable=False),
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text()),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("content_type", sa.Text(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("headers", Headers, nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'pending'")),
+        sa.Column("available_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("created_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("last_error", sa.Text()),
+        sa.Column("sent_at", UtcDateTime()),
+        sa.Column("dead_at", UtcDateTime()),
+        sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),
+        sa.PrimaryKeyConstraint("id", name=conv("outbox_message_pk")),
+        sa.UniqueConstraint("message_id", name=conv("outbox_message_message_id_uq")),
+        sa.CheckConstraint(f"state IN ({states})", name=conv("outbox_message_state_ck")),
+        sa.CheckConstraint(f"partition >= 0 AND partition < {PARTITIONS}", name=conv("outbox_message_partition_ck")),
+        sa.CheckConstraint("(state = 'sent') = (sent_at IS NOT NULL)", name=conv("outbox_message_sent_at_ck")),
+        sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("outbox_message_dead_at_ck")),
+        sa.Index(conv("outbox_message_pending_ix"), "partition", "id", **_where("state = 'pending'")),
+        sa.Index(conv("outbox_message_scheduled_ix"), "available_at", **_where("state = 'scheduled'")),
+        sa.Index(conv("outbox_message_held_ix"), "key", "id", **_where(HELD)),
+        sa.Index(conv("outbox_message_dead_ix"), "id", **_where("state = 'dead'")),
+        schema=schema,
+        sqlite_autoincrement=True,  # an id is never used twice, also after the table was empty
+    )
+
+
+def _partition(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    return sa.Table(
+        "outbox_partition",
+        metadata,
+        sa.Column("partition", sa.SmallInteger(), nullable=False, autoincrement=False),
+        sa.Column("lease_owner", sa.Text()),
+        sa.Column("lease_token", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("lease_until", UtcDateTime()),
+        sa.Column("served_at", UtcDateTime()),
+        sa.Column("published", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("failed", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.PrimaryKeyConstraint("partition", name=conv("outbox_partition_pk")),
+        sa.CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name=conv("outbox_partition_lease_ck")),
+        schema=schema,
+    )
+
+
+def _processed(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    return sa.Table(
+        "processed_messages",
+        metadata,
+        sa.Column("consumer", sa.Text(), nullable=False),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("processed_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
+        schema=schema,
+    )
+
+
+DEFAULT = Tables()
+metadata = DEFAULT.metadata

@@ -1,0 +1,85 @@
+"""What callers write, for the type checker: this file is checked, never run."""
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+from uuid import UUID
+
+import pydantic
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+import outbox
+from outbox import Event, Inbox, Message, Tables, enqueue, enqueue_many
+
+
+@outbox.event(topic="orders.placed", key="order_id")
+@dataclass(frozen=True)
+class OrderPlaced:
+    order_id: UUID
+    total: int
+
+
+@outbox.event(topic="orders.paid", key=lambda paid: paid.order_id, headers=lambda paid: {"tenant": paid.tenant})
+class OrderPaid(pydantic.BaseModel):
+    order_id: int
+    tenant: str
+
+
+@outbox.event(topic="orders.seen", encoder=str, content_type="application/json")
+class OrderSeen:
+    pass
+
+
+def registered_classes_keep_their_types() -> None:
+    placed = OrderPlaced(UUID(int=1), total=3)
+    assert_type(placed, OrderPlaced)
+    assert_type(placed.total, int)
+    assert_type(OrderPaid(order_id=1, tenant="t").tenant, str)
+    OrderPlaced(UUID(int=1))  # type: ignore[call-arg]
+
+
+def sessions_return_at_once(
+    session: Session,
+    async_session: AsyncSession,
+    scoped: scoped_session[Session],
+    async_scoped: async_scoped_session[AsyncSession],
+    connection: sa.Connection,
+) -> None:
+    event = Event(topic="orders.placed", payload={"n": 1}, key="1", headers={"a": "b", "c": 1, "d": True, "e": None})
+    assert_type(enqueue(session, event), UUID)
+    assert_type(enqueue(async_session, event), UUID)
+    assert_type(enqueue(scoped, event), UUID)
+    assert_type(enqueue(async_scoped, OrderPlaced(UUID(int=1), 3)), UUID)
+    assert_type(enqueue_many(connection, [event, OrderSeen()]), list[UUID])
+
+
+async def an_async_connection_is_awaited(connection: AsyncConnection) -> None:
+    event = Event(topic="a", payload=b"x", content_type="text/plain", available_at=datetime.now(UTC))
+    assert_type(enqueue(connection, event), Coroutine[Any, Any, UUID]).close()
+    enqueue(connection, event)  # type: ignore[unused-coroutine]
+    assert_type(await enqueue(connection, event), UUID)
+    assert_type(await enqueue_many(connection, [event]), list[UUID])
+
+
+def own_tables_are_passed_by_name(session: Session) -> None:
+    tables = outbox.attach(sa.MetaData(), schema="messaging")
+    assert_type(tables, Tables)
+    enqueue(session, Event(topic="a", payload=None, delay=timedelta(minutes=5)), tables=tables)
+
+
+def mistakes_are_seen(engine: sa.Engine, session: Session) -> None:
+    enqueue(engine, Event(topic="a", payload=1))  # type: ignore[call-overload]
+    Event("a", 1)  # type: ignore[call-arg]
+    Event(topic="a", payload=1, headers={"a": 1.5})  # type: ignore[dict-item]
+    Event(topic="a", payload=1, delay=5)  # type: ignore[arg-type]
+    Event(topic="a", payload=1).key = "b"  # type: ignore[misc]
+    outbox.enqeue(session)  # type: ignore[attr-defined]
+    enqueue(session, OrderSeen(), outbox.Tables())  # type: ignore[call-overload]
+
+
+def lazy_names_are_classes(inbox: Inbox, message: Message) -> None:
+    assert_type(inbox, Inbox)
+    assert_type(message, Message)
