@@ -1,0 +1,19 @@
+"""outbox tables, version 1"""
+
+from __future__ import annotations
+
+import outbox.migrations
+from alembic import op
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    outbox.migrations.upgrade(op, version=1)
+
+
+def downgrade() -> None:
+    outbox.migrations.downgrade(op, version=1)

@@ -1,0 +1,103 @@
+"""Version 1: the three tables. Frozen: a change of the tables is a new version, never an edit here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.schema import conv
+
+from outbox.sqltypes import BigId, Headers, UtcDateTime, now
+
+if TYPE_CHECKING:
+    from alembic.operations import Operations
+
+_PARTITIONS = 64
+_STATES = "'scheduled', 'pending', 'blocked', 'sent', 'dead'"
+_HELD = "key IS NOT NULL AND (state IN ('blocked', 'dead') OR (state = 'scheduled' AND last_error IS NOT NULL))"
+_MESSAGE_INDEXES = (
+    ("outbox_message_pending_ix", ["partition", "id"], "state = 'pending'"),
+    ("outbox_message_scheduled_ix", ["available_at"], "state = 'scheduled'"),
+    ("outbox_message_held_ix", ["key", "id"], _HELD),
+    ("outbox_message_dead_ix", ["id"], "state = 'dead'"),
+)
+
+
+def upgrade(op: Operations, *, schema: str | None) -> None:
+    """Create the tables, and the row of each partition."""
+    _create_message(op, schema)
+    _create_partition(op, schema)
+    _create_processed(op, schema)
+
+
+def downgrade(op: Operations, *, schema: str | None) -> None:
+    """Drop the tables with what is in them."""
+    for table in ("processed_messages", "outbox_partition", "outbox_message"):
+        op.drop_table(table, schema=schema)
+
+
+# Names are wrapped in `conv`, because alembic applies the naming convention of `target_metadata` to all others.
+
+
+def _create_message(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "outbox_message",
+        sa.Column("id", BigId, sa.Identity(), nullable=False),
+        sa.Column("message_id", sa.Uuid(), nullable=False),
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text()),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
+        sa.Column("type", sa.Text(), nullable=False),
+        sa.Column("content_type", sa.Text(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("headers", Headers, nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'pending'")),
+        sa.Column("available_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("created_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("last_error", sa.Text()),
+        sa.Column("sent_at", UtcDateTime()),
+        sa.Column("dead_at", UtcDateTime()),
+        sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),
+        sa.PrimaryKeyConstraint("id", name=conv("outbox_message_pk")),
+        sa.UniqueConstraint("message_id", name=conv("outbox_message_message_id_uq")),
+        sa.CheckConstraint(f"state IN ({_STATES})", name=conv("outbox_message_state_ck")),
+        sa.CheckConstraint(f"partition >= 0 AND partition < {_PARTITIONS}", name=conv("outbox_message_partition_ck")),
+        sa.CheckConstraint("(state = 'sent') = (sent_at IS NOT NULL)", name=conv("outbox_message_sent_at_ck")),
+        sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("outbox_message_dead_at_ck")),
+        schema=schema,
+        sqlite_autoincrement=True,
+    )
+    for name, columns, predicate in _MESSAGE_INDEXES:
+        where: dict[str, Any] = {"postgresql_where": sa.text(predicate), "sqlite_where": sa.text(predicate)}
+        op.create_index(conv(name), "outbox_message", columns, schema=schema, **where)
+
+
+def _create_partition(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "outbox_partition",
+        sa.Column("partition", sa.SmallInteger(), nullable=False, autoincrement=False),
+        sa.Column("lease_owner", sa.Text()),
+        sa.Column("lease_token", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("lease_until", UtcDateTime()),
+        sa.Column("served_at", UtcDateTime()),
+        sa.Column("published", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("failed", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.PrimaryKeyConstraint("partition", name=conv("outbox_partition_pk")),
+        sa.CheckConstraint("(lease_owner IS NULL) = (lease_until IS NULL)", name=conv("outbox_partition_lease_ck")),
+        schema=schema,
+    )
+    table = sa.table("outbox_partition", sa.column("partition", sa.SmallInteger()), schema=schema)
+    # Literals, not parameters: offline there is nobody to bind them.
+    op.execute(sa.insert(table).values([{"partition": sa.literal_column(str(n))} for n in range(_PARTITIONS)]))
+
+
+def _create_processed(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "processed_messages",
+        sa.Column("consumer", sa.Text(), nullable=False),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("processed_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
+        schema=schema,
+    )

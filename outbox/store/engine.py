@@ -1,0 +1,83 @@
+"""Opens engines for our own processes, and tells a database that is away from one that says no."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from outbox.errors import ConfigurationError, DatabaseUnavailable
+
+SUPPORTED = ("postgresql", "sqlite")
+_CONNECT_TIMEOUT_S = 5
+# A dead host must not hang a relay: psycopg hands these to libpq.
+_POSTGRESQL = {
+    "connect_timeout": _CONNECT_TIMEOUT_S,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
+
+
+def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: int = 2) -> sa.Engine:
+    """Return an engine for `url`, with READ COMMITTED and short connect timeouts. Does not connect.
+
+    A PostgreSQL URL without a driver gets psycopg 3. Raises `ConfigurationError` for a URL that cannot work.
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() == "sqlite":
+        return _sqlite(parsed)
+    known = {**_POSTGRESQL, "application_name": application_name}
+    return sa.create_engine(
+        parsed,
+        isolation_level="READ COMMITTED",
+        pool_size=pool_size,
+        max_overflow=0,
+        pool_pre_ping=True,
+        connect_args={name: value for name, value in known.items() if name not in parsed.query},
+    )
+
+
+def unavailable(error: DBAPIError) -> DatabaseUnavailable:
+    """Return our error for a database that could not be reached, with the server's own first line and no password."""
+    cause = str(error.orig).strip().partition("\n")[0]
+    return DatabaseUnavailable(f"database: {cause}")
+
+
+def _parse(url: str) -> sa.URL:
+    try:
+        parsed = sa.make_url(url)
+    except ArgumentError as error:
+        message = "the database URL cannot be read; expected postgresql+psycopg://user:password@host:5432/name"
+        raise ConfigurationError(message) from error
+    if parsed.drivername in ("postgresql", "postgres"):
+        parsed = parsed.set(drivername="postgresql+psycopg")
+    if parsed.get_backend_name() not in SUPPORTED:
+        message = f"database {parsed.get_backend_name()!r} is not supported; use one of: {', '.join(SUPPORTED)}"
+        raise ConfigurationError(message)
+    try:
+        parsed.get_dialect()
+    except NoSuchModuleError as error:
+        message = f"unknown database driver {parsed.drivername!r}; use postgresql+psycopg"
+        raise ConfigurationError(message) from error
+    return parsed
+
+
+def _sqlite(url: sa.URL) -> sa.Engine:
+    engine = sa.create_engine(url, connect_args={"timeout": 30})
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, see below
+        connection.execute("PRAGMA journal_mode = WAL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        # SQLite has no row locks: taking the write lock first is what makes a claim atomic there.
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
