@@ -6,9 +6,9 @@ import os
 from logging.config import fileConfig
 
 import sqlalchemy as sa
+from alembic import context
 
 import outbox
-from alembic import context
 
 target_metadata = [outbox.metadata]  # in an application: [Base.metadata, outbox.metadata]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import outbox.migrations
 from alembic import op
+
+import outbox.migrations
 
 revision = "0001"
 down_revision = None

@@ -5,19 +5,25 @@ A step, once released, never changes. Only alembic's `op` is needed, and it is p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outbox.errors import ConfigurationError
 from outbox.migrations import v01
 
 if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import TypeAlias
+
     from alembic.operations import Operations
+
+    Op: TypeAlias = Operations | ModuleType
+    """What `from alembic import op` gives is a module to a type checker."""
 
 
 class _Step(Protocol):
-    def upgrade(self, op: Operations, *, schema: str | None) -> None: ...
+    def upgrade(self, op: Any, *, schema: str | None) -> None: ...
 
-    def downgrade(self, op: Operations, *, schema: str | None) -> None: ...
+    def downgrade(self, op: Any, *, schema: str | None) -> None: ...
 
 
 _STEPS: dict[int, _Step] = {1: v01}
@@ -26,7 +32,7 @@ LATEST = max(_STEPS)
 """The newest version of the tables, the one that this release works with."""
 
 
-def upgrade(op: Operations, *, version: int, schema: str | None = None) -> None:
+def upgrade(op: Op, *, version: int, schema: str | None = None) -> None:
     """Take the tables from `version` - 1 to `version`: exactly this one step, in the caller's transaction.
 
     A team that begins with a release whose `LATEST` is 3 calls it three times, for 1, 2 and 3, in one revision;
@@ -37,7 +43,7 @@ def upgrade(op: Operations, *, version: int, schema: str | None = None) -> None:
     _step(version).upgrade(op, schema=schema)
 
 
-def downgrade(op: Operations, *, version: int, schema: str | None = None) -> None:
+def downgrade(op: Op, *, version: int, schema: str | None = None) -> None:
     """Take the tables from `version` back to `version` - 1: exactly this one step.
 
     Undoing version 1 drops the tables **with what is in them**: messages not yet published are lost, and consumers
