@@ -1,0 +1,1 @@
+"""What publishers and consumers share in talking to a broker through kombu."""

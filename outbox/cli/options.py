@@ -1,0 +1,53 @@
+"""Options that several commands share, each also taken from the environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Function = TypeVar("Function", bound="Callable[..., Any]")
+
+
+def setting(name: str, help_text: str, **more: Any) -> Callable[[Function], Function]:
+    """Return an option `--some-name` that is also the environment variable `OUTBOX_SOME_NAME`."""
+    variable = "OUTBOX_" + name.removeprefix("--").replace("-", "_").upper()
+    return click.option(name, envvar=variable, show_envvar=True, show_default=True, help=help_text, **more)
+
+
+database_url = click.option(
+    "--database-url",
+    envvar="OUTBOX_DATABASE_URL",
+    show_envvar=True,
+    required=True,
+    metavar="URL",
+    help="Where the outbox tables are, e.g. postgresql+psycopg://app@db/shop",
+)
+schema = click.option(
+    "--schema",
+    envvar="OUTBOX_SCHEMA",
+    show_envvar=True,
+    metavar="NAME",
+    help="The database schema that holds the tables (default: the connection's own).",
+)
+broker_url = click.option(
+    "--broker-url",
+    envvar="OUTBOX_BROKER_URL",
+    show_envvar=True,
+    required=True,
+    metavar="URL",
+    help="The broker, as kombu writes it, e.g. amqp://user:password@host:5672/vhost",
+)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of text.")
+log_level = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    default="info",
+    envvar="OUTBOX_LOG_LEVEL",
+    show_envvar=True,
+    show_default=True,
+    help="What to log on stderr.",
+)

@@ -1,0 +1,30 @@
+"""Types of option values."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import click
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ms|s|m|h|d)?")
+
+
+class Duration(click.ParamType[float]):
+    """A time such as `500ms`, `30s`, `5m`, `2h` or `7d`, in seconds; a bare number is seconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
+            return float(value)
+        found = _DURATION.fullmatch(str(value).strip())
+        if found is None:
+            self.fail(f"{value!r} is not a time; write e.g. 500ms, 30s, 5m, 2h, 7d", param, ctx)
+        return float(found[1]) * _UNITS[found[2] or "s"]
+
+
+DURATION = Duration()

@@ -1,0 +1,44 @@
+"""Waiting for another transaction, bounded: a consumer does not queue up behind a lock, it comes back later."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError
+
+from outbox.inbox.errors import Busy
+from outbox.inbox.transaction import connection_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlalchemy.orm import Session
+
+    from outbox.tables import Tables
+
+_LOCK_NOT_AVAILABLE = "55P03"
+_SQLITE_BUSY = 5
+
+
+def bound_lock_waits(session: Session, tables: Tables, seconds: float | None) -> None:
+    """Limit each wait for a lock in the session's transaction, where the database can do so (PostgreSQL)."""
+    connection = connection_of(session, tables)
+    if seconds is not None and connection.dialect.name == "postgresql":
+        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
+
+
+@contextmanager
+def busy_on_lock_timeout() -> Iterator[None]:
+    """Turn the database's report of a lock that was not to be had into `Busy`."""
+    try:
+        yield
+    except DBAPIError as error:
+        if sqlstate(error) == _LOCK_NOT_AVAILABLE or getattr(error.orig, "sqlite_errorcode", 0) & 0xFF == _SQLITE_BUSY:
+            raise Busy("another transaction holds the message, or a lock that its handler needs") from error
+        raise
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """Return the SQLSTATE of an error, whatever the driver calls it; None when it has none."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)

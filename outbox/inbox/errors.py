@@ -1,0 +1,21 @@
+"""What can be wrong with one delivery; each is an `OutboxError`."""
+
+from __future__ import annotations
+
+from outbox.errors import OutboxError
+
+
+class InvalidMessageId(OutboxError, ValueError):
+    """The message id, or the consumer's name, is not a text of 1 to 255 characters that a database can store."""
+
+
+class UnusableMessage(OutboxError):
+    """The delivery cannot be read as a message."""
+
+
+class NoHandler(OutboxError):
+    """No handler is registered for the message's topic."""
+
+
+class Busy(OutboxError):
+    """Another transaction holds the message, or a lock that its handler needs: worth trying again a little later."""

@@ -1,0 +1,60 @@
+"""A received message, as handlers see it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from outbox import wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, whatever broker it came through.
+
+    `message_id` is the same in every delivery of the message, and empty when its publisher set none (then `Inbox`
+    refuses it). `topic` is the name it was enqueued under, `key` its ordering key, `type` and `content_type` what the
+    publisher said about the `payload`. `payload` is exactly the bytes that were published. `headers` holds
+    all of its headers, the relay's own included. `redelivered` says that the broker has delivered it before; False
+    does not mean that nobody has handled it.
+    """
+
+    message_id: str
+    topic: str
+    payload: bytes = field(repr=False)
+    key: str | None = None
+    type: str | None = None
+    content_type: str | None = None
+    headers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    redelivered: bool = False
+
+    def json(self) -> Any:
+        """Return the payload decoded as JSON. Raises `ValueError` when it is not JSON."""
+        return json.loads(self.payload)
+
+
+def from_kombu(received: Any) -> Message:
+    """Build a `Message` from a `kombu.Message` of any transport."""
+    headers, properties, delivery = received.headers, received.properties, received.delivery_info
+    key = headers.get(wire.KEY_HEADER)
+    return Message(
+        message_id=str(properties.get("message_id") or ""),
+        topic=str(headers.get(wire.TOPIC_HEADER) or delivery.get("routing_key") or ""),
+        payload=_bytes(received.body, received.content_encoding),
+        key=None if key is None else str(key),
+        type=properties.get("type"),
+        content_type=received.content_type,
+        headers=MappingProxyType(dict(headers)),
+        redelivered=bool(delivery.get("redelivered")),
+    )
+
+
+def _bytes(body: Any, encoding: str | None) -> bytes:
+    if isinstance(body, str):  # a transport that decoded the body by its content encoding
+        return body.encode("utf-8" if encoding in (None, "binary") else encoding)
+    return bytes(body or b"")
