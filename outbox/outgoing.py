@@ -1,0 +1,42 @@
+"""A claimed message on its way to the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import datetime
+    from uuid import UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """One unsent row, as read under a lease.
+
+    `held_id` is the lowest id among the rows of its key that are backing off, dead or blocked, if there is any.
+    """
+
+    id: int
+    message_id: UUID
+    topic: str
+    key: str | None
+    partition: int
+    type: str
+    content_type: str
+    payload: bytes
+    headers: Mapping[str, Any]
+    created_at: datetime
+    attempts: int
+    held_id: int | None
+
+    @property
+    def must_wait(self) -> bool:
+        """An earlier message of this key is backing off, dead or blocked."""
+        return self.held_id is not None and self.held_id < self.id
+
+    @property
+    def holds_others(self) -> bool:
+        """Later messages of this key are blocked behind this one."""
+        return self.held_id is not None and self.held_id > self.id

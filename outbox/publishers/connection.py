@@ -1,0 +1,72 @@
+"""One connection to RabbitMQ with one channel, on which the routes are declared."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from outbox.broker.dial import HEARTBEAT_S, dial
+from outbox.broker.errors import LOST, REFUSED, describe
+from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.publishers.declare import declare
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import amqp
+
+    from outbox.routes import Routes
+
+
+class BrokerConnection:
+    """Opens one connection at a time, without kombu's own retries: whether to try again is for the relay to say."""
+
+    def __init__(self, url: str, routes: Routes, *, on_blocked: Callable[[Any], None], on_unblocked: Callable[[], None]) -> None:
+        self._routes = routes
+        self._kombu = dial(url, on_blocked=on_blocked, on_unblocked=on_unblocked)
+        self._amqp: amqp.Connection | None = None
+        self._beat_at = 0.0
+
+    @property
+    def frame_max(self) -> int:
+        """The largest frame, in bytes, that the broker takes."""
+        return int(self._amqp.frame_max) if self._amqp else 131_072
+
+    def open(self) -> amqp.Channel:
+        """Connect, declare, and return a new channel. Raises `BrokerRefused` or `BrokerUnavailable`."""
+        self.close()
+        try:
+            self._amqp = self._kombu.transport.establish_connection()
+            channel = self._amqp.channel()
+            declare(self._amqp, channel, self._routes, amqp=True)
+        except REFUSED as error:
+            self._give_up()
+            raise BrokerRefused(describe(error)) from error
+        except LOST as error:
+            self._give_up()
+            raise BrokerUnavailable(describe(error)) from error
+        return channel
+
+    def drain(self, timeout_s: float) -> None:
+        """Handle one method that the broker sent. Raises `TimeoutError` if there is none."""
+        if self._amqp is None:
+            raise BrokerUnavailable("broker: not connected")
+        self._amqp.drain_events(timeout=timeout_s)
+
+    def heartbeat(self) -> None:
+        """Send a heartbeat when one is due; raise if the broker has been silent for too long."""
+        if self._amqp is not None and monotonic() - self._beat_at >= HEARTBEAT_S / 8:
+            self._beat_at = monotonic()
+            self._amqp.heartbeat_tick()
+
+    def close(self) -> None:
+        """Drop the connection without waiting for a broker that may be gone."""
+        lost, self._amqp = self._amqp, None
+        if lost is not None:
+            with suppress(*LOST):
+                lost.collect()
+
+    def _give_up(self) -> None:
+        self.close()
+        self._kombu.maybe_switch_next()

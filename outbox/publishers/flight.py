@@ -1,0 +1,99 @@
+"""One batch under way: which message may go next, what is on the wire, and what became of each."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from outbox.states import Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from outbox.outgoing import Outgoing
+
+CONFIRMED = Verdict(Outcome.CONFIRMED)
+
+
+class Flight:
+    """Hands out rows so that two messages of one key are never on the wire together.
+
+    Otherwise a broker could refuse the first and take the second, and their order would be lost.
+    """
+
+    def __init__(self, rows: Sequence[Outgoing]) -> None:
+        self.verdicts: dict[int, Verdict] = {}
+        self.wire_bytes = 0
+        self._on_wire: dict[int, tuple[Outgoing, int]] = {}
+        self._waiting: dict[str, deque[Outgoing]] = {}
+        self._ready: deque[Outgoing] = deque()
+        for row in rows:
+            if row.key is None:
+                self._ready.append(row)
+            elif row.key in self._waiting:
+                self._waiting[row.key].append(row)
+            else:
+                self._waiting[row.key] = deque()
+                self._ready.append(row)
+
+    @property
+    def on_wire(self) -> int:
+        """How many messages were sent and have no answer yet."""
+        return len(self._on_wire)
+
+    @property
+    def waiting(self) -> bool:
+        """Tell whether there is a row that may be sent now."""
+        return bool(self._ready)
+
+    @property
+    def head(self) -> Outgoing:
+        """The row that may be sent now; raises `IndexError` if there is none."""
+        return self._ready[0]
+
+    def sent(self, size: int = 0) -> Outgoing:
+        """Note that `head` was put on the wire, with so many bytes."""
+        row = self._ready.popleft()
+        self._on_wire[row.id] = (row, size)
+        self.wire_bytes += size
+        return row
+
+    def answered(self, row: Outgoing, verdict: Verdict) -> None:
+        """Note what became of a row that was on the wire."""
+        sent = self._on_wire.pop(row.id, None)
+        if sent is not None:
+            self.wire_bytes -= sent[1]
+            self._judge(row, verdict)
+
+    def failed(self, verdict: Verdict) -> None:
+        """Note that `head` cannot be sent at all."""
+        self._judge(self._ready.popleft(), verdict)
+
+    def take_unknown(self) -> list[Outgoing]:
+        """Return, in order, what was on the wire when the channel was lost, and make it the next to be sent."""
+        rows = sorted((row for row, _ in self._on_wire.values()), key=lambda row: row.id)
+        self._on_wire.clear()
+        self.wire_bytes = 0
+        self._ready.extendleft(reversed(rows))
+        return rows
+
+    def end(self) -> dict[int, Verdict]:
+        """Return every verdict: what is still on the wire is unknown, what was not sent is unsent."""
+        unsent = [*self._ready, *(row for rows in self._waiting.values() for row in rows)]
+        self._all((row for row, _ in self._on_wire.values()), Outcome.UNKNOWN)
+        self._all(unsent, Outcome.UNSENT)
+        return self.verdicts
+
+    def _judge(self, row: Outgoing, verdict: Verdict) -> None:
+        self.verdicts[row.id] = verdict
+        if row.key is None:
+            return
+        followers = self._waiting[row.key]
+        if verdict.outcome is not Outcome.CONFIRMED:
+            self._all(followers, Outcome.HELD)
+            followers.clear()
+        elif followers:
+            self._ready.append(followers.popleft())
+
+    def _all(self, rows: Iterable[Outgoing], outcome: Outcome) -> None:
+        self.verdicts.update((row.id, Verdict(outcome)) for row in rows)

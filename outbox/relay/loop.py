@@ -1,0 +1,125 @@
+"""The relay's loop: claim, publish, settle, wait."""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.relay.batch import Lease
+from outbox.relay.trouble import Trouble
+from outbox.states import State
+
+if TYPE_CHECKING:
+    from outbox.publishers.base import Publisher
+    from outbox.relay.batch import Batch
+    from outbox.relay.stopping import Stopping
+    from outbox.relay.transactions import Settled, Transactions
+    from outbox.states import Verdict
+
+log = logging.getLogger("outbox.relay")
+
+_FIRST_PAUSE_S = 0.01
+
+
+class Relay:
+    """Publishes what was committed until it is asked to stop.
+
+    Guarantees: what it records as sent, the broker has confirmed. Messages of one key are published in id order, and a
+    relay that has lost its lease writes nothing. Not guaranteed: that a message is published only once. A crash between
+    publish and settle publishes that batch again, under the same message ids.
+    """
+
+    def __init__(
+        self, transactions: Transactions, publisher: Publisher, stopping: Stopping, *, lease_s: float, poll_interval_s: float
+    ) -> None:
+        self._transactions = transactions
+        self._publisher = publisher
+        self._stopping = stopping
+        self._lease_s = lease_s
+        self._poll_interval_s = poll_interval_s
+        self._empty_polls = 0
+        self._met_broker = False
+        self._database = Trouble("database")
+        self._broker = Trouble("broker")
+
+    def run(self) -> None:
+        """Run until asked to stop; then finish what is in flight, give the leases back, and return.
+
+        Goes on through outages of the database and the broker for as long as they take. Raises `BrokerRefused` if the
+        broker says no the first time that it answers.
+        """
+        try:
+            while not self._stopping.asked:
+                self._stopping.wait(self._turn())
+        finally:
+            self._publisher.close()
+
+    def _turn(self) -> float:
+        """Do what there is to do; return how many seconds to wait before the next turn."""
+        try:
+            self._publisher.connect()
+            self._met_broker = True
+            self._publisher.tick()
+        except BrokerUnavailable as error:
+            if isinstance(error, BrokerRefused) and not self._met_broker:
+                raise
+            return self._broker.pause_s(error)
+        if self._publisher.blocked:
+            return self._poll_interval_s
+        try:
+            batch = self._transactions.claim()
+        except SQLAlchemyError as error:
+            return self._database.pause_s(error)
+        self._database.over()
+        if batch is None:
+            self._broker.over()
+            return self._idle_s()
+        self._empty_polls = 0
+        return self._deliver(batch)
+
+    def _deliver(self, batch: Batch) -> float:
+        lease = Lease(batch, self._stopping, lease_s=self._lease_s, renew=self._transactions.renew)
+        published = self._publisher.publish(batch.rows, lease)
+        settled = self._settle(batch, published.verdicts)
+        if settled is not None:
+            _report(settled, published.verdicts)
+        if published.lost is not None:
+            return self._broker.pause_s(published.lost)
+        self._broker.over()
+        return 0
+
+    def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> Settled | None:
+        """Settle, through an outage of the database if need be: what is published and not settled is published twice."""
+        while True:
+            try:
+                settled = self._transactions.settle(batch, verdicts)
+            except SQLAlchemyError as error:
+                pause_s = self._database.pause_s(error)
+                if self._stopping.grace_over:
+                    log.warning("stopped before the database was back; what was published will be published again")
+                    return None
+                self._stopping.rest(pause_s)
+            else:
+                self._database.over()
+                return settled
+
+    def _idle_s(self) -> float:
+        """Return a pause that doubles while there is nothing to do, with jitter so that relays do not poll in step."""
+        self._empty_polls += 1
+        pause_s: float = min(self._poll_interval_s, _FIRST_PAUSE_S * 2 ** min(self._empty_polls, 20))
+        return pause_s * random.uniform(0.75, 1.0)
+
+
+def _report(settled: Settled, verdicts: dict[int, Verdict]) -> None:
+    log.debug("settled", extra={"sent": settled.states.get(State.SENT, 0)})
+    if settled.fenced:
+        log.warning("fenced: another relay has the lease, outcomes dropped", extra={"messages": settled.fenced})
+    failed = settled.states.get(State.SCHEDULED, 0)
+    dead = settled.states.get(State.DEAD, 0)
+    if failed or dead:
+        reason = next((verdict.reason for verdict in verdicts.values() if verdict.reason), None)
+        log.warning("messages not published", extra={"will_retry": failed, "dead": dead, "error": reason})

@@ -1,0 +1,48 @@
+"""A server that is away: how long to wait for it, and how seldom to speak of it."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from outbox.backoff import Backoff
+
+log = logging.getLogger("outbox.relay")
+
+_SPEAK_EVERY_S = 30.0
+
+
+class Trouble:
+    """Counts failures in a row with one server, gives the next pause, and logs the first, a few, and the end.
+
+    The pause grows from a tenth of a second to five, with jitter, so that relays do not come back all together.
+    """
+
+    def __init__(self, server: str, backoff: Backoff | None = None) -> None:
+        self._server = server
+        self._backoff = backoff or Backoff(first_s=0.1, ceiling_s=5.0, floor=0.5)
+        self._failures = 0
+        self._began_at = 0.0
+        self._spoke_at = -_SPEAK_EVERY_S
+        self._said = False
+
+    def pause_s(self, error: Exception) -> float:
+        """Note one more failure; return how many seconds to wait before the next try."""
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._began_at = now
+        if now - self._spoke_at >= _SPEAK_EVERY_S:  # also from one outage to the next: a server may come and go
+            self._spoke_at = now
+            self._said = True
+            reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
+            log.warning("server away, trying again", extra={"server": self._server, "tries": self._failures, "error": reason})
+        return self._backoff.delay_s(self._failures)
+
+    def over(self) -> None:
+        """Note that the server has answered."""
+        if self._said:
+            lasted = round(time.monotonic() - self._began_at, 1)
+            log.info("server back", extra={"server": self._server, "tries": self._failures, "away_s": lasted})
+        self._failures = 0
+        self._said = False

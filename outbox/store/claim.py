@@ -1,0 +1,105 @@
+"""Claiming: a short lease on a few partitions, and what is unsent in them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from outbox.outgoing import Outgoing
+from outbox.sqltypes import later, now
+from outbox.states import State
+from outbox.store.plans import first_id
+from outbox.tables import HELD, SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from outbox.tables import Tables
+
+
+def lease_partitions(connection: sa.Connection, tables: Tables, *, owner: str, lease_s: float, most: int) -> dict[int, int]:
+    """Lease up to `most` partitions that have pending messages, the least recently served first; return their tokens.
+
+    Reads the 64 rows of `outbox_partition`, with one probe of `outbox_message_pending_ix` for each that is free.
+    Locks the rows that it takes and skips those that another relay is taking at this moment. The choice is a CTE, because
+    a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
+    """
+    partition, message = tables.partition, tables.message.alias("waiting")
+    pending = first_id(message, message.c.partition, partition.c.partition, _pending(message)).is_not(None)
+    free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now())
+    chosen = (
+        sa.select(partition.c.partition)
+        .where(free, pending)
+        .order_by(partition.c.served_at.asc().nulls_first(), partition.c.partition)
+        .limit(most)
+        .with_for_update(skip_locked=True, of=partition)
+        .cte("chosen")
+    )
+    taken = connection.execute(
+        sa.update(partition)
+        .where(partition.c.partition.in_(sa.select(chosen.c.partition)))
+        .values(
+            lease_owner=owner,
+            lease_token=partition.c.lease_token + 1,
+            lease_until=later(sa.literal(lease_s, sa.Float)),
+            served_at=now(),
+        )
+        .returning(partition.c.partition, partition.c.lease_token)
+    )
+    return {row.partition: row.lease_token for row in taken}
+
+
+def unsent(connection: sa.Connection, tables: Tables, partitions: Iterable[int], *, limit: int) -> list[Outgoing]:
+    """Return the pending messages of some partitions in id order, at most `limit` of each partition.
+
+    A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages
+    that the last holder has just settled. Walks `outbox_message_pending_ix` once for each partition, from its start,
+    and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
+    message that comes back from a backoff between them would be seen by neither, and overtaken. Locks nothing.
+    """
+    message = tables.message
+    earlier = message.alias("earlier")
+    held_id = first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD))
+    columns = [message.c[name] for name in _READ]
+    each = [
+        sa.select(
+            sa.select(*columns, held_id.label("held_id"))
+            .where(_pending(message), message.c.partition == partition)
+            .order_by(message.c.id)
+            .limit(limit)
+            .subquery(f"p{place}")
+        )
+        for place, partition in enumerate(partitions)
+    ]
+    rows = [Outgoing(**row._mapping) for row in connection.execute(sa.union_all(*each))]
+    return sorted(rows, key=lambda row: row.id)
+
+
+def renew(connection: sa.Connection, tables: Tables, leases: Mapping[int, int], *, lease_s: float) -> set[int]:
+    """Prolong the leases that still carry their token; return the partitions that are still held."""
+    partition = tables.partition
+    renewed = connection.execute(
+        sa.update(partition)
+        .where(held_leases(tables, leases))
+        .values(lease_until=later(sa.literal(lease_s, sa.Float)))
+        .returning(partition.c.partition)
+    )
+    return {row.partition for row in renewed}
+
+
+def held_leases(tables: Tables, leases: Mapping[int, int]) -> sa.ColumnElement[bool]:
+    """Return the condition that selects those leases that still carry their token."""
+    partition = tables.partition
+    each = [sa.and_(partition.c.partition == place, partition.c.lease_token == token) for place, token in leases.items()]
+    return sa.and_(sa.or_(sa.false(), *each), partition.c.lease_owner.is_not(None))
+
+
+def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
+    # The literal lets the planner prove that the partial index covers the query.
+    return sa.and_(message.c.state == sa.literal_column(f"'{State.PENDING}'"), message.c.schema_version <= SCHEMA_VERSION)
+
+
+_READ = (
+    "id", "message_id", "topic", "key", "partition", "type", "content_type", "payload", "headers", "created_at", "attempts",
+)  # fmt: skip
