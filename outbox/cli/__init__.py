@@ -1,0 +1,22 @@
+"""The command `outbox-relay`."""
+
+from __future__ import annotations
+
+import click
+
+from outbox.cli.demo import demo
+from outbox.cli.exit import Group
+from outbox.cli.messages import messages
+from outbox.cli.run import run
+from outbox.cli.schema import schema
+from outbox.cli.status import status
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="outbox-relay", prog_name="outbox-relay")
+def main() -> None:
+    """Publishes what applications have committed to their outbox."""
+
+
+for command in (run, status, messages, schema, demo):
+    main.add_command(command)

@@ -1,0 +1,36 @@
+"""Opens the database for the commands that only look."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+
+from outbox.errors import SchemaError
+from outbox.store.engine import open_engine, unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import sqlalchemy as sa
+
+
+@contextmanager
+def reading(url: str) -> Iterator[sa.Connection]:
+    """Yield a connection. Raises `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
+    engine = open_engine(url)
+    try:
+        with engine.connect() as connection:
+            yield connection
+    except DBAPIError as error:
+        if isinstance(error, ProgrammingError) or (isinstance(error, OperationalError) and "no such table" in str(error.orig)):
+            message = f"the outbox tables are not as expected ({_first_line(error)}); run: outbox-relay schema verify"
+            raise SchemaError(message) from error
+        raise unavailable(error) from error
+    finally:
+        engine.dispose()
+
+
+def _first_line(error: DBAPIError) -> str:
+    return str(error.orig).partition("\n")[0]

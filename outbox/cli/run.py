@@ -1,0 +1,76 @@
+"""`outbox-relay run`: the relay itself."""
+
+from __future__ import annotations
+
+import click
+
+from outbox.backoff import Backoff
+from outbox.cli import config, logs, options
+from outbox.cli.exit import Command
+from outbox.cli.types import DURATION
+from outbox.lifecycle import stop_on_signals
+from outbox.relay.service import run_relay
+from outbox.settings import RelaySettings
+from outbox.states import RetryPolicy
+
+
+@click.command(cls=Command)
+@config.option
+@options.database_url
+@options.broker_url
+@options.schema
+@options.setting(
+    "--lease", "How long a relay may hold a partition without an answer from the broker.", default="30s", type=DURATION
+)
+@options.setting("--confirm-timeout", "How long the broker may be silent with messages in flight.", default="20s", type=DURATION)
+@options.setting("--poll-interval", "The longest pause between two looks at an empty table.", default="500ms", type=DURATION)
+@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=click.IntRange(1, 10_000))
+@options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
+@options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=click.IntRange(1))
+@options.setting(
+    "--retry-first", "The longest delay before a message's second try; doubles with every failure.", default="1s", type=DURATION
+)
+@options.setting("--retry-ceiling", "The longest delay between two tries of a message.", default="5m", type=DURATION)
+@options.setting("--allow-unconfirmed", "Use a transport that cannot tell whether messages arrive.", default=False, is_flag=True)
+@options.log_level
+@click.pass_context
+def run(
+    ctx: click.Context,
+    *,
+    database_url: str,
+    broker_url: str,
+    schema: str | None,
+    lease: float,
+    confirm_timeout: float,
+    poll_interval: float,
+    batch_size: int,
+    grace: float,
+    max_attempts: int,
+    retry_first: float,
+    retry_ceiling: float,
+    allow_unconfirmed: bool,
+    log_level: str,
+) -> None:
+    """Publish what was committed, until stopped.
+
+    SIGTERM or Ctrl-C stops in two phases: what is in flight is finished, then the leases are given back. A second
+    signal stops at once (exit code 130). Outages of the database and the broker are waited for. Exit codes: 0 stopped
+    as asked, 2 configuration, 3 database unreachable at the start, 4 broker refused us, 5 tables missing or old.
+
+    Example: outbox-relay run --database-url postgresql://app@db/shop --broker-url amqp://guest:guest@mq//
+    """
+    settings = RelaySettings(
+        database_url=database_url,
+        broker_url=broker_url,
+        schema=schema,
+        routes=config.routes_of(ctx),
+        lease_s=lease,
+        confirm_timeout_s=confirm_timeout,
+        poll_interval_s=poll_interval,
+        batch_size=batch_size,
+        grace_s=grace,
+        policy=RetryPolicy(max_attempts=max_attempts, backoff=Backoff(first_s=retry_first, ceiling_s=retry_ceiling)),
+        allow_unconfirmed=allow_unconfirmed,
+    )
+    logs.setup(log_level)
+    run_relay(settings, stop_on_signals())
