@@ -58,7 +58,7 @@ class Plan:
 
 def run(plan: Plan, database_url: str, broker_url: str, say: Callable[[str], None]) -> Ledger:
     """Run one ledger on an empty database and an empty virtual host."""
-    engine = sa.create_engine(database_url)
+    engine = sa.create_engine(database_url, poolclass=sa.NullPool)
     with engine.begin() as connection:
         apply(connection, range(1, LATEST + 1))
         shop.metadata.create_all(connection)
