@@ -65,7 +65,11 @@ def run(plan: Plan, database_url: str, broker_url: str, say: Callable[[str], Non
     observer = Observer(broker_url)
     relays = [processes.relay(f"relay-{number}", database_url, broker_url) for number in (1, 2)]
     consumer = processes.consumer("consumer", database_url, broker_url)
-    with started([*relays, consumer], say), started(_writers(plan, database_url), say) as writers:
+    with ExitStack() as stack:
+        stack.enter_context(started([consumer], say))
+        consumer.wait_until_ready()  # its queue is there: before, what is published would reach the observer alone
+        stack.enter_context(started(relays, say))
+        writers = stack.enter_context(started(_writers(plan, database_url), say))
         running = [*relays, consumer]
         _kill_at_random(relays, consumer, plan, engine, say)
         for writer in writers:
