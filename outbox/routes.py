@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 EXCHANGE_TYPES = ("topic", "direct", "fanout", "headers")
 SHORT_BYTES = 255
 """How many bytes the name of an exchange or queue, and a routing key, may have in AMQP 0-9-1."""
-_PLACEHOLDERS = ({"topic", "key", "type"}, {"", None}, {None})
+_NAMES = ("topic", "key", "type")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _is_template(text: str) -> bool:
         found = [placeholder for _, *placeholder in Formatter().parse(text) if placeholder[0] is not None]
     except ValueError:
         return False
-    return all(part in allowed for placeholder in found for part, allowed in zip(placeholder, _PLACEHOLDERS, strict=True))
+    return all(name in _NAMES and not spec and conversion is None for name, spec, conversion in found)
 
 
 def _is_short(text: str) -> bool:

@@ -21,6 +21,8 @@ from outbox.tables import Tables
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_LINES = "\n\t"
+
 
 @click.group(cls=Group)
 def messages() -> None:
@@ -34,7 +36,13 @@ def messages() -> None:
 @click.option("--state", type=click.Choice([state.value for state in State]), help="Only messages in this state.")
 @click.option("--topic", help="Only messages of this topic.")
 @click.option("--key", help="Only messages of this key.")
-@click.option("--after", type=int, default=0, metavar="ID", help="Only messages with a higher id, for the next page.")
+@click.option(
+    "--after",
+    type=click.IntRange(0, 2**63 - 1),
+    default=0,
+    metavar="ID",
+    help="Only messages with a higher id, for the next page.",
+)
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="At most so many.")
 @options.as_json
 def list_messages(
@@ -91,7 +99,8 @@ def show(*, database_url: str, schema: str | None, message_id: UUID, as_json: bo
         click.echo(json.dumps(plain))
         return
     for name, value in plain.items():
-        click.echo(f"{name:<15} {value if isinstance(value, str) else json.dumps(value)}")
+        text = value if isinstance(value, str) else json.dumps(value)
+        click.echo(f"{name:<15} {_printable(text, keep=_LINES)}")
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +121,12 @@ def _readable(payload: bytes) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    error = f"  {row['last_error']}" if row["last_error"] else ""
-    key = f"  key {row['key']}" if row["key"] is not None else ""
+    error = f"  {_printable(row['last_error'])}" if row["last_error"] else ""
+    key = f"  key {_printable(row['key'])}" if row["key"] is not None else ""
     created = row["created_at"].isoformat(timespec="seconds")
     return f"{row['id']:>8}  {row['message_id']}  {row['state']:<9}  {created}  {row['topic']}{key}  attempts {row['attempts']}{error}"
+
+
+def _printable(text: str, *, keep: str = "") -> str:
+    """Escape what would move the cursor, or colour the terminal: keys, errors and payloads come from elsewhere."""
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

@@ -21,15 +21,22 @@ def reading(url: str) -> Iterator[sa.Connection]:
     """Yield a connection. Raises `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
     engine = open_engine(url)
     try:
-        with engine.connect() as connection:
+        with _connect(engine) as connection:
             yield connection
     except DBAPIError as error:
-        if isinstance(error, ProgrammingError) or (isinstance(error, OperationalError) and "no such table" in str(error.orig)):
+        if isinstance(error, ProgrammingError) or (isinstance(error, OperationalError) and "no such" in str(error.orig)):
             message = f"the outbox tables are not as expected ({_first_line(error)}); run: outbox-relay schema verify"
             raise SchemaError(message) from error
         raise unavailable(error) from error
     finally:
         engine.dispose()
+
+
+def _connect(engine: sa.Engine) -> sa.Connection:
+    try:
+        return engine.connect()
+    except DBAPIError as error:
+        raise unavailable(error) from error
 
 
 def _first_line(error: DBAPIError) -> str:

@@ -108,7 +108,7 @@ class KombuPublisher:
 
 def _require_exchanges(transport: Any, name: str, routes: Routes) -> None:
     """Raise `ConfigurationError` for a route whose messages the transport would drop without a word."""
-    channel = getattr(transport, "Channel", object)
+    channel: Any = getattr(transport, "Channel", object)
     if not issubclass(channel, virtual.Channel):
         message = f"broker transport {name!r} is not one of kombu's virtual transports and cannot be used"
         raise ConfigurationError(message)

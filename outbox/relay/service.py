@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox.migrations import LATEST
 from outbox.migrations.verify import require
 from outbox.publishers.factory import open_publisher
 from outbox.relay.loop import Relay
@@ -18,6 +19,9 @@ from outbox.tables import Tables
 if TYPE_CHECKING:
     import threading
 
+    import sqlalchemy as sa
+
+    from outbox.publishers.base import Publisher
     from outbox.settings import RelaySettings
 
 log = logging.getLogger("outbox.relay")
@@ -39,10 +43,25 @@ def run_relay(settings: RelaySettings, stop: threading.Event) -> None:
     )
     engine = open_engine(settings.database_url)
     try:
+        _check_tables(engine, tables)
+        _run(engine, tables, publisher, settings, stop)
+    finally:
+        engine.dispose()
+
+
+def _check_tables(engine: sa.Engine, tables: Tables) -> None:
+    try:
         with engine.connect() as connection:
-            require(connection, tables)
+            version = require(connection, tables)
     except DBAPIError as error:
         raise unavailable(error) from error
+    if version > LATEST:
+        log.warning(
+            "the tables are newer than this relay, which leaves newer messages alone", extra={"version": version, "known": LATEST}
+        )
+
+
+def _run(engine: sa.Engine, tables: Tables, publisher: Publisher, settings: RelaySettings, stop: threading.Event) -> None:
     transactions = Transactions(
         engine,
         tables,
@@ -54,8 +73,5 @@ def run_relay(settings: RelaySettings, stop: threading.Event) -> None:
     stopping = Stopping(stop, grace_s=settings.grace_s)
     relay = Relay(transactions, publisher, stopping, lease_s=settings.lease_s, poll_interval_s=settings.poll_interval_s)
     log.info("relay started", extra={"relay": settings.owner})
-    try:
-        relay.run()
-    finally:
-        engine.dispose()
+    relay.run()
     log.info("relay stopped", extra={"relay": settings.owner})

@@ -12,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from outbox.errors import ConfigurationError, DatabaseUnavailable
 
 SUPPORTED = ("postgresql", "sqlite")
+_OURS = {"postgresql": "use postgresql+psycopg://", "sqlite": "use sqlite:///"}
 _CONNECT_TIMEOUT_S = 5
 # A dead host must not hang a relay: psycopg hands these to libpq.
 _POSTGRESQL = {
@@ -51,19 +52,24 @@ def unavailable(error: DBAPIError) -> DatabaseUnavailable:
 def _parse(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:  # their text may hold a part of the password
         message = "the database URL cannot be read; expected postgresql+psycopg://user:password@host:5432/name"
         raise ConfigurationError(message) from error
     if parsed.drivername in ("postgresql", "postgres"):
         parsed = parsed.set(drivername="postgresql+psycopg")
-    if parsed.get_backend_name() not in SUPPORTED:
-        message = f"database {parsed.get_backend_name()!r} is not supported; use one of: {', '.join(SUPPORTED)}"
+    backend = parsed.get_backend_name()
+    if backend not in SUPPORTED:
+        message = f"database {backend!r} is not supported; use one of: {', '.join(SUPPORTED)}"
         raise ConfigurationError(message)
     try:
-        parsed.get_dialect()
-    except NoSuchModuleError as error:
-        message = f"unknown database driver {parsed.drivername!r}; use postgresql+psycopg"
+        dialect = parsed.get_dialect()
+        dialect.import_dbapi()
+    except (NoSuchModuleError, ImportError) as error:
+        message = f"database driver {parsed.drivername!r} is unknown or not installed; {_OURS[backend]}"
         raise ConfigurationError(message) from error
+    if dialect.is_async:
+        message = f"database driver {parsed.drivername!r} is for asyncio, which this process does not use; {_OURS[backend]}"
+        raise ConfigurationError(message)
     return parsed
 
 

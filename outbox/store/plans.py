@@ -20,7 +20,7 @@ def exactly(column: sa.ColumnElement[Any], value: Any) -> sa.ColumnElement[bool]
 
 
 def first_id(
-    row: sa.Alias, column: sa.ColumnElement[Any], value: Any, *conditions: sa.ColumnElement[bool]
+    row: sa.FromClause, column: sa.ColumnElement[Any], value: Any, *conditions: sa.ColumnElement[bool] | sa.TextClause
 ) -> sa.ScalarSelect[int]:
     """Return the lowest id among the rows with that value of `column`, as a subquery: one probe of the index on (column, id).
 

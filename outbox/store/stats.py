@@ -53,8 +53,8 @@ def stats(connection: sa.Connection, tables: Tables) -> Stats:
         messages={state: counts.get(state, 0) for state in State},
         oldest_unsent_s=None if oldest is None else max(0.0, round((clock - oldest).total_seconds(), 3)),
         leases=_leases(connection, tables),
-        published=published or 0,
-        failed=failed or 0,
+        published=int(published or 0),  # PostgreSQL adds bigints up to a numeric
+        failed=int(failed or 0),
     )
 
 

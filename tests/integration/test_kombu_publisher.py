@@ -220,7 +220,7 @@ def test_a_store_that_fails_makes_the_message_unknown_the_rest_unsent_and_works_
 
 def test_a_store_that_cannot_be_opened_is_unavailable(tmp_path):
     publisher = KombuPublisher(f"sqla+sqlite:///{tmp_path / 'absent' / 'broker.db'}", TO_ORDERS)
-    with pytest.raises(BrokerUnavailable, match="^broker: .*unable to open database file"):
+    with pytest.raises(BrokerUnavailable, match=r"^broker: .*unable to open database file"):
         publisher.connect()
 
     (tmp_path / "absent").mkdir()
@@ -231,7 +231,7 @@ def test_a_store_that_cannot_be_opened_is_unavailable(tmp_path):
 
 def test_a_database_that_is_away_is_unavailable_without_its_password():
     publisher = KombuPublisher(f"sqla+postgresql+psycopg://app:geheim@127.0.0.1:{free_port()}/x", TO_ORDERS)
-    with pytest.raises(BrokerUnavailable, match="^broker: ") as caught:
+    with pytest.raises(BrokerUnavailable, match=r"^broker: ") as caught:
         publisher.connect()
 
     assert "geheim" not in str(caught.value)

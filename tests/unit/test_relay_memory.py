@@ -287,6 +287,16 @@ def test_a_row_of_a_newer_schema_version_is_left_alone(engine):
     assert row_of(engine, newer) == before
 
 
+@pytest.mark.xfail(strict=True, reason="held_id looks at held rows only, so a row that is left alone is overtaken")
+def test_what_follows_a_row_of_a_newer_schema_version_in_its_key_waits_for_it(engine):
+    insert(engine, "a", schema_version=99)
+    insert(engine, "a")
+    publisher = MemoryPublisher()
+    run(engine, publisher)
+
+    assert publisher.published == []
+
+
 class Fails:
     """Makes the database fail: the statements that contain `text`, the next `times` times."""
 
@@ -375,7 +385,8 @@ def test_a_lost_connection_spends_no_attempt_and_is_tried_again_later_and_later(
 
     assert ids(publisher) == inserted
     assert {row.attempts for row in publisher.published} == {0}
-    assert pauses[0] <= 0.1 < 1.6 <= pauses[5] <= 3.2
+    assert pauses[0] <= 0.1
+    assert 1.6 <= pauses[5] <= 3.2
     assert publisher.closed == 1
 
 

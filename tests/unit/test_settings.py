@@ -25,7 +25,7 @@ def test_nothing_that_must_be_more_than_zero_may_be_less(name, value):
 
 @pytest.mark.parametrize("grace_s", [-1, math.nan, math.inf])
 def test_a_grace_is_zero_or_more(grace_s):
-    with pytest.raises(ConfigurationError, match="^grace must be"):
+    with pytest.raises(ConfigurationError, match=r"^grace must be"):
         RelaySettings(**URLS, grace_s=grace_s)
 
 

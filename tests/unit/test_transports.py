@@ -33,20 +33,20 @@ def test_the_table_names_no_transport_that_kombu_does_not_have():
 def test_every_alias_is_rabbitmq_or_in_the_table_or_refused(alias):
     name = transport_name(url_of(alias))
     assert name not in ("", "Transport")
-    trusted = name in TRANSPORTS and TRANSPORTS[name].acknowledged is not Acknowledged.NOTHING
-    try:
-        publisher = open_publisher(url_of(alias), ROUTES)
-    except ConfigurationError as error:
-        # A package of its own may be missing here; what cannot tell at all is refused before that is looked at.
-        reason = (
-            "cannot be loaded; is the package that it needs installed?"
-            if trusted
-            else "does not tell whether a message has arrived"
-        )
-        assert reason in str(error)
+    if name in TRANSPORTS and TRANSPORTS[name].acknowledged is not Acknowledged.NOTHING:
+        open_or_miss_a_package(url_of(alias))
     else:
-        assert trusted
-        publisher.close()
+        with pytest.raises(ConfigurationError, match="does not tell whether a message has arrived"):
+            open_publisher(url_of(alias), ROUTES)
+
+
+def open_or_miss_a_package(url, **options):
+    """Open a publisher; where the package of its transport is missing, the text has to say so."""
+    try:
+        open_publisher(url, ROUTES, **options).close()
+    except ConfigurationError as error:
+        if "is the package that it needs installed?" not in str(error) and "cannot be used" not in str(error):
+            raise
 
 
 @pytest.mark.parametrize("name", sorted(UNCONFIRMED))
@@ -57,10 +57,7 @@ def test_what_cannot_know_is_refused_and_the_text_says_what_can_be_lost(name):
 
 @pytest.mark.parametrize("alias", sorted(TRANSPORT_ALIASES))
 def test_with_the_flag_a_transport_opens_or_says_what_is_missing(alias):
-    try:
-        open_publisher(url_of(alias), ROUTES, allow_unconfirmed=True).close()
-    except ConfigurationError as error:
-        assert f"broker transport '{transport_name(url_of(alias))}'" in str(error)  # noqa: PT017 - either is right
+    open_or_miss_a_package(url_of(alias), allow_unconfirmed=True)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_the_row_itself_is_left_as_it_is():
     ],
 )
 def test_what_the_wire_cannot_carry_is_found_here(values):
-    with pytest.raises(CannotSerialize, match="^header or property: "):
+    with pytest.raises(CannotSerialize, match=r"^header or property: "):
         prepare(outgoing(**values), routing_key="r", frame_max=FRAME_MAX)
 
 
