@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from outbox.routes import Routes
 
+_GOODBYE_S = 1.0
+
 
 class BrokerConnection:
     """Opens one connection at a time, without kombu's own retries: whether to try again is for the relay to say."""
@@ -35,7 +37,7 @@ class BrokerConnection:
 
     def open(self) -> amqp.Channel:
         """Connect, declare, and return a new channel. Raises `BrokerRefused` or `BrokerUnavailable`."""
-        self.close()
+        self.drop()
         try:
             self._amqp = self._kombu.transport.establish_connection()
             channel = self._amqp.channel()
@@ -61,12 +63,20 @@ class BrokerConnection:
             self._amqp.heartbeat_tick()
 
     def close(self) -> None:
-        """Drop the connection without waiting for a broker that may be gone."""
-        lost, self._amqp = self._amqp, None
-        if lost is not None:
+        """Close in good order, or a broker reports a client that vanished; wait for its answer, but not for long."""
+        if self._amqp is not None:
             with suppress(*LOST):
-                lost.collect()
+                self._amqp.sock.settimeout(_GOODBYE_S)
+                self._amqp.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the socket of a connection that may be lost, or in the middle of a frame."""
+        connection, self._amqp = self._amqp, None
+        if connection is not None:
+            with suppress(*LOST):
+                connection.collect()
 
     def _give_up(self) -> None:
-        self.close()
+        self.drop()
         self._kombu.maybe_switch_next()

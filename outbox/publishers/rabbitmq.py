@@ -63,14 +63,19 @@ class RabbitMQPublisher:
         try:
             channel.confirm_select()
         except LOST as error:
-            self.close()
+            self._drop()
             raise BrokerUnavailable(describe(error)) from error
         self._confirms = Confirms(channel)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection; may be called twice."""
+        if self._confirms is not None and not self._blocked:
+            self._broker.close()
+        self._drop()
+
+    def _drop(self) -> None:
         self._confirms = None
-        self._broker.close()
+        self._broker.drop()
 
     def tick(self) -> None:
         """Answer heartbeats and notice a lost or blocked connection while there is nothing to publish."""
@@ -81,7 +86,7 @@ class RabbitMQPublisher:
                 pass
             self._broker.heartbeat()
         except LOST as error:
-            self.close()
+            self._drop()
             raise BrokerUnavailable(describe(error)) from error
 
     def publish(self, rows: Sequence[Outgoing], control: Control) -> Published:
@@ -95,7 +100,7 @@ class RabbitMQPublisher:
         except LOST as error:
             lost = BrokerUnavailable(describe(error))
         if lost or flight.on_wire:
-            self.close()  # a confirm that comes later must not be taken for one of the next batch
+            self._drop()  # a confirm that comes later must not be taken for one of the next batch
         return Published(flight.end(), lost)
 
     def _deliver(self, flight: Flight, control: Control) -> None:
@@ -164,13 +169,13 @@ class RabbitMQPublisher:
         The error itself names no message. Tells whether any was found.
         """
         found = False
-        self.close()
+        self._drop()
         for _ in flight.take_unknown():
             self.connect()
             try:
                 self._pipeline(flight, control, window=1, most=1)
             except CHANNEL_CLOSED as error:
-                self.close()
+                self._drop()
                 found = bool(flight.take_unknown())
                 if not found:
                     raise
