@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import JSON, BigInteger, DateTime, Integer
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.expression import ColumnElement
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
 if TYPE_CHECKING:
@@ -46,21 +46,19 @@ BigId = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by
 Headers = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
 
-class now(ColumnElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
+# Functions, rather than elements of their own, because SQLAlchemy can then cache the statements that contain them.
+class now(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
     """The database's clock at the start of the statement."""
 
     type = UtcDateTime()
     inherit_cache = True
 
 
-class later(ColumnElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
-    """The database's clock plus so many seconds, given as a number or an expression."""
+class later(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL function that it is
+    """`later(seconds)`: the database's clock plus so many seconds, given as an expression."""
 
     type = UtcDateTime()
-    inherit_cache = False
-
-    def __init__(self, seconds: ColumnElement[float]) -> None:
-        self.seconds = seconds
+    inherit_cache = True
 
 
 _SQLITE_FORMAT = "'%Y-%m-%d %H:%M:%f000'"  # the text that SQLAlchemy stores for a datetime: six digits of a second
@@ -78,9 +76,9 @@ def _now_sqlite(_element: now, _compiler: SQLCompiler, **_: Any) -> str:
 
 @compiles(later)
 def _later(element: later, compiler: SQLCompiler, **options: Any) -> str:
-    return f"(statement_timestamp() + make_interval(secs => {compiler.process(element.seconds, **options)}))"
+    return f"(statement_timestamp() + make_interval(secs => {compiler.process(element.clauses, **options)}))"
 
 
 @compiles(later, "sqlite")
 def _later_sqlite(element: later, compiler: SQLCompiler, **options: Any) -> str:
-    return f"strftime({_SQLITE_FORMAT}, 'now', {compiler.process(element.seconds, **options)} || ' seconds')"
+    return f"strftime({_SQLITE_FORMAT}, 'now', {compiler.process(element.clauses, **options)} || ' seconds')"
