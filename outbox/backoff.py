@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+_MOST_DOUBLINGS = 64
+
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
@@ -20,10 +22,21 @@ class Backoff:
 
     def bound_s(self, failures: int) -> float:
         """Return the longest delay, in seconds, after so many failures in a row (1 is the first)."""
-        doublings = min(max(failures - 1, 0), 64)
+        doublings = min(max(failures - 1, 0), _MOST_DOUBLINGS)
         return float(min(self.ceiling_s, self.first_s * 2**doublings))
+
+    def total_s(self, failures: int) -> float:
+        """Return the longest time, in seconds, that the delays after so many failures in a row take together."""
+        growing = min(failures, _MOST_DOUBLINGS)
+        rest = failures - growing
+        return sum(self.bound_s(failure) for failure in range(1, growing + 1)) + rest * self.bound_s(failures)
 
     def delay_s(self, failures: int) -> float:
         """Return one drawn delay, in seconds, after so many failures in a row."""
         bound = self.bound_s(failures)
         return bound * random.uniform(self.floor, 1.0)
+
+    def waited_s(self, age_s: float) -> float:
+        """Return one drawn delay, in seconds, for what has waited so long already: between half of that and all of it."""
+        bound = min(self.ceiling_s, max(self.first_s, age_s))
+        return bound * random.uniform(max(0.5, self.floor), 1.0)

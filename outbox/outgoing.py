@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Outgoing:
     """One unsent row, as read under a lease.
 
-    `held_id` is the lowest id among the rows of its key that are backing off, dead or blocked, if there is any.
+    `held_id` is the lowest id among the rows of its key that hold back later ones, if there is any.
     """
 
     id: int
@@ -28,8 +28,14 @@ class Outgoing:
     payload: bytes
     headers: Mapping[str, Any]
     created_at: datetime
+    read_at: datetime
     attempts: int
     held_id: int | None
+
+    @property
+    def age_s(self) -> float:
+        """How long ago, in seconds, it was enqueued, by the database's clock when it was read."""
+        return (self.read_at - self.created_at).total_seconds()
 
     @property
     def must_wait(self) -> bool:

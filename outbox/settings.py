@@ -9,10 +9,12 @@ import socket
 from dataclasses import dataclass, field
 
 from outbox.errors import ConfigurationError
+from outbox.policies import Policies
 from outbox.routes import Routes
-from outbox.states import RetryPolicy
+from outbox.spans import redelivery_span
 
 _SETTLE_MARGIN_S = 5.0
+_LONGEST_RETENTION_S = 100 * 365.25 * 86_400  # a time before which no database could count back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +24,14 @@ class RelaySettings:
     `lease_s`: how long a relay may hold a partition without hearing from the broker. `confirm_timeout_s`: how long the
     broker may be silent with messages in flight before the connection counts as lost; must be shorter than the lease.
     `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: messages claimed at once.
-    `grace_s`: after SIGTERM, how long to wait for confirms and for the database. `policy`: for messages that fail by
-    their own fault.
+    `grace_s`: after SIGTERM, how long to wait for confirms and for the database. `policies`: for messages that fail by
+    their own fault. `retention_s`: how long to keep messages that were sent; `None` deletes them at once.
+
+    `inbox_retention_s`: how long to keep the records of handled messages in the relay's own database; `None` keeps them for
+    ever. A message that is delivered again after that time is handled again. So it must be longer than the time over which
+    this relay may publish a message again, which is checked, and also longer than any of these, which nobody can check here:
+    an outage of the relay, the database or the broker; a message's stay in a queue or a dead-letter queue before it is
+    delivered again; the time after which an operator retries a dead message or lets those behind it go on.
     """
 
     database_url: str
@@ -35,7 +43,9 @@ class RelaySettings:
     poll_interval_s: float = 0.5
     batch_size: int = 1000
     grace_s: float = 20.0
-    policy: RetryPolicy = field(default_factory=RetryPolicy)
+    policies: Policies = field(default_factory=Policies)
+    retention_s: float | None = None
+    inbox_retention_s: float | None = None
     allow_unconfirmed: bool = False
     owner: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}")
 
@@ -53,5 +63,19 @@ class RelaySettings:
             message = (
                 f"lease ({self.lease_s:g} s) must be at least {_SETTLE_MARGIN_S:g} s longer than confirm-timeout "
                 f"({self.confirm_timeout_s:g} s), or another relay publishes what this one is still waiting for"
+            )
+            raise ConfigurationError(message)
+        self._check_retention()
+
+    def _check_retention(self) -> None:
+        for name, value in (("retention", self.retention_s), ("inbox-retention", self.inbox_retention_s)):
+            if value is not None and not 0 < value <= _LONGEST_RETENTION_S:
+                message = f"{name} must be more than zero and at most 100 years, not {value:g} s; leave it out to have none"
+                raise ConfigurationError(message)
+        span = redelivery_span(self.policies, lease_s=self.lease_s)
+        if self.inbox_retention_s is not None and self.inbox_retention_s <= span.total_s:
+            message = (
+                f"inbox-retention ({self.inbox_retention_s:g} s) must be longer than the time over which this relay may publish a "
+                f"message again, or consumers handle it again: {span}"
             )
             raise ConfigurationError(message)

@@ -32,18 +32,32 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome of one message with the reason, in words, when it failed."""
+    """The outcome of one message, and when it failed the reason in words and the error's class in one."""
 
     outcome: Outcome
     reason: str | None = None
+    error_class: str | None = None
+
+
+class OnDead(StrEnum):
+    """What becomes of the later messages of a key when one of its messages is dead."""
+
+    BLOCK = "block"  # they wait until an operator has retried or discarded it
+    SKIP = "skip"  # they go on without it
+    PARK = "park"  # they follow it into the dead letters
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and how far apart, a message that fails by its own fault is tried again."""
+    """How often, and how far apart, a message that fails by its own fault is tried again, and what follows if in vain.
+
+    It is given up after `max_attempts` such failures, or at one that finds it older than `max_age_s` seconds.
+    """
 
     max_attempts: int = 20
     backoff: Backoff = field(default_factory=Backoff)
+    max_age_s: float | None = None
+    on_dead: OnDead = OnDead.BLOCK
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +69,11 @@ class Decision:
     delay_s: float = 0.0
 
 
-def decide(outcome: Outcome, *, attempts: int, policy: RetryPolicy) -> Decision:
-    """Decide the next state of a pending message that has failed `attempts` times before.
+def decide(outcome: Outcome, *, attempts: int, age_s: float, policy: RetryPolicy) -> Decision:
+    """Decide the next state of a pending message that was enqueued `age_s` seconds ago and has failed `attempts` times.
 
-    Trouble with the broker never spends an attempt: an outage of any length leaves `attempts` as it was.
+    Trouble with the broker never spends an attempt: an outage of any length leaves `attempts` as it was. A message that
+    the broker refuses waits about as long as it has waited before, so its tries get rarer without being counted.
     """
     match outcome:
         case Outcome.CONFIRMED:
@@ -68,11 +83,11 @@ def decide(outcome: Outcome, *, attempts: int, policy: RetryPolicy) -> Decision:
         case Outcome.HELD:
             return Decision(State.BLOCKED, attempts)
         case Outcome.REFUSED:
-            return Decision(State.SCHEDULED, attempts, policy.backoff.delay_s(attempts + 1))
+            return Decision(State.SCHEDULED, attempts, policy.backoff.waited_s(age_s))
         case Outcome.UNPUBLISHABLE:
             return Decision(State.DEAD, attempts + 1)
         case Outcome.REJECTED:
             spent = attempts + 1
-            if spent >= policy.max_attempts:
+            if spent >= policy.max_attempts or (policy.max_age_s is not None and age_s >= policy.max_age_s):
                 return Decision(State.DEAD, spent)
             return Decision(State.SCHEDULED, spent, policy.backoff.delay_s(spent))

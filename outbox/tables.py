@@ -45,10 +45,10 @@ class MessageRow:
 
 
 class Tables:
-    """The three tables in one `MetaData` and schema.
+    """The tables in one `MetaData` and schema.
 
-    `message` is the outbox itself, `partition` the relays' leases, `processed` the inbox. `row` is the mapped
-    class behind `message`.
+    `message` is the outbox itself, `partition` the relays' leases, `relay` the relays that are at work, `pause` the topics
+    that are paused, `processed` the inbox. `row` is the mapped class behind `message`.
     """
 
     def __init__(self, metadata: sa.MetaData | None = None, *, schema: str | None = None) -> None:
@@ -56,6 +56,8 @@ class Tables:
         self.schema = schema
         self.message = _message(self.metadata, schema or BLANK_SCHEMA)
         self.partition = _partition(self.metadata, schema or BLANK_SCHEMA)
+        self.relay = _relay(self.metadata, schema or BLANK_SCHEMA)
+        self.pause = _pause(self.metadata, schema or BLANK_SCHEMA)
         self.processed = _processed(self.metadata, schema or BLANK_SCHEMA)
         self.row: type[MessageRow] = type("OutboxMessage", (MessageRow,), {})
         # The session is to know rows by an id that is made here, and to map nothing that the database fills in: then an
@@ -69,7 +71,7 @@ class Tables:
         )
 
     def __iter__(self) -> Any:
-        return iter((self.message, self.partition, self.processed))
+        return iter((self.message, self.partition, self.relay, self.pause, self.processed))
 
 
 def attach(metadata: sa.MetaData, *, schema: str | None = None) -> Tables:
@@ -82,8 +84,8 @@ def attach(metadata: sa.MetaData, *, schema: str | None = None) -> Tables:
 
 
 # What holds back later messages of the same key: one that is backing off or dead, and those already waiting behind it.
-# A message that the application delayed has no error and holds back nothing.
-HELD = "key IS NOT NULL AND (state IN ('blocked', 'dead') OR (state = 'scheduled' AND last_error IS NOT NULL))"
+# A message that the application delayed, or that died in a topic whose keys go on without it, holds back nothing.
+HELD = "holds"
 
 
 def _where(predicate: str) -> dict[str, Any]:
@@ -109,6 +111,9 @@ def _message(metadata: sa.MetaData, schema: Any) -> sa.Table:
         sa.Column("created_at", UtcDateTime(), nullable=False, server_default=now()),
         sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
         sa.Column("last_error", sa.Text()),
+        sa.Column("error_class", sa.Text()),
+        sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
+        sa.Column("holds", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("sent_at", UtcDateTime()),
         sa.Column("dead_at", UtcDateTime()),
         sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),
@@ -118,10 +123,15 @@ def _message(metadata: sa.MetaData, schema: Any) -> sa.Table:
         sa.CheckConstraint(f"partition >= 0 AND partition < {PARTITIONS}", name=conv("outbox_message_partition_ck")),
         sa.CheckConstraint("(state = 'sent') = (sent_at IS NOT NULL)", name=conv("outbox_message_sent_at_ck")),
         sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("outbox_message_dead_at_ck")),
+        sa.CheckConstraint(
+            "NOT holds OR (key IS NOT NULL AND state IN ('scheduled', 'blocked', 'dead'))", name=conv("outbox_message_holds_ck")
+        ),
         sa.Index(conv("outbox_message_pending_ix"), "partition", "id", **_where("state = 'pending'")),
         sa.Index(conv("outbox_message_scheduled_ix"), "available_at", **_where("state = 'scheduled'")),
         sa.Index(conv("outbox_message_held_ix"), "key", "id", **_where(HELD)),
         sa.Index(conv("outbox_message_dead_ix"), "id", **_where("state = 'dead'")),
+        sa.Index(conv("outbox_message_blocked_ix"), "topic", "id", **_where("state = 'blocked'")),
+        sa.Index(conv("outbox_message_sent_ix"), "sent_at", **_where("state = 'sent'")),
         schema=schema,
         sqlite_autoincrement=True,  # an id is never used twice, also after the table was empty
     )
@@ -144,6 +154,32 @@ def _partition(metadata: sa.MetaData, schema: Any) -> sa.Table:
     )
 
 
+def _relay(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    return sa.Table(
+        "outbox_relay",
+        metadata,
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("broker", sa.Text(), nullable=False),
+        sa.Column("started_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("seen_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.PrimaryKeyConstraint("owner", name=conv("outbox_relay_pk")),
+        schema=schema,
+    )
+
+
+def _pause(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    return sa.Table(
+        "outbox_pause",
+        metadata,
+        sa.Column("topics", sa.Text(), nullable=False),
+        sa.Column("paused_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("resumed_at", UtcDateTime()),
+        sa.PrimaryKeyConstraint("topics", name=conv("outbox_pause_pk")),
+        schema=schema,
+    )
+
+
 def _processed(metadata: sa.MetaData, schema: Any) -> sa.Table:
     return sa.Table(
         "processed_messages",
@@ -152,6 +188,7 @@ def _processed(metadata: sa.MetaData, schema: Any) -> sa.Table:
         sa.Column("message_id", sa.Text(), nullable=False),
         sa.Column("processed_at", UtcDateTime(), nullable=False, server_default=now()),
         sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
+        sa.Index(conv("processed_messages_processed_at_ix"), "processed_at"),
         schema=schema,
     )
 

@@ -8,14 +8,21 @@ from typing import Any
 
 import click
 
+from outbox.backoff import Backoff
+from outbox.cli.types import DURATION
 from outbox.errors import ConfigurationError
+from outbox.policies import Policies
 from outbox.routes import Route, Routes
+from outbox.states import OnDead, RetryPolicy
+from outbox.topics import is_pattern
 
 KNOWN = (
     "database_url", "broker_url", "schema", "lease", "confirm_timeout", "poll_interval", "batch_size", "grace",
-    "max_attempts", "retry_first", "retry_ceiling", "allow_unconfirmed", "log_level", "routes",
+    "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead", "retention", "inbox_retention", "allow_unconfirmed",
+    "log_level", "routes", "policies",
 )  # fmt: skip
-_ROUTES = "outbox.routes"
+_TABLES = ("routes", "policies")
+_POLICY = ("topics", "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -37,28 +44,71 @@ def read(path: Path) -> dict[str, Any]:
 
 def routes(listed: Any) -> Routes:
     """Return the routes that the `[[routes]]` tables of a file describe."""
-    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-        message = "routes: write one [[routes]] table for each route"
-        raise ConfigurationError(message)
     try:
-        return Routes(tuple(Route(**each) for each in listed))
+        return Routes(tuple(Route(**each) for each in _tables("routes", "route", listed)))
     except TypeError as error:
         message = f"routes: {str(error).removeprefix('Route.__init__() ')}; known are: {', '.join(Route.__dataclass_fields__)}"
         raise ConfigurationError(message) from error
 
 
+def policies(listed: Any, default: RetryPolicy) -> Policies:
+    """Return the policies that the `[[policies]]` tables of a file describe; what one leaves out is as in `default`."""
+    return Policies(default, tuple(_policy(each, default) for each in _tables("policies", "topic pattern", listed)))
+
+
+def _policy(table: dict[str, Any], default: RetryPolicy) -> tuple[str, RetryPolicy]:
+    topics = table.get("topics")
+    unknown = sorted(set(table) - set(_POLICY))
+    if unknown or not isinstance(topics, str) or not is_pattern(topics):
+        problem = f"unknown {', '.join(unknown)}" if unknown else f"topics is {topics!r}; write a topic pattern"
+        message = f"policies: {problem}; known are: {', '.join(_POLICY)}"
+        raise ConfigurationError(message)
+    first = _value(table, "retry_first", DURATION, default.backoff.first_s)
+    ceiling = _value(table, "retry_ceiling", DURATION, default.backoff.ceiling_s)
+    return topics, RetryPolicy(
+        max_attempts=_value(table, "max_attempts", click.IntRange(1), default.max_attempts),
+        backoff=Backoff(first_s=first, ceiling_s=ceiling),
+        max_age_s=_value(table, "max_age", DURATION, default.max_age_s),
+        on_dead=OnDead(_value(table, "on_dead", click.Choice([each.value for each in OnDead]), default.on_dead)),
+    )
+
+
+def _value(policy: dict[str, Any], name: str, kind: click.ParamType[Any], default: Any) -> Any:
+    if name not in policy:
+        return default
+    try:
+        return kind(policy[name])
+    except click.BadParameter as error:
+        message = f"policies: topics = {policy['topics']!r}: {name}: {error.message}"
+        raise ConfigurationError(message) from error
+
+
+def _tables(name: str, one: str, listed: Any) -> list[dict[str, Any]]:
+    if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
+        message = f"{name}: write one [[{name}]] table for each {one}"
+        raise ConfigurationError(message)
+    return listed
+
+
 def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
         settings = read(path)
-        ctx.meta[_ROUTES] = routes(settings.pop("routes", []))
+        for name in _TABLES:
+            ctx.meta[f"outbox.{name}"] = settings.pop(name, [])
+        routes_of(ctx)
+        policies_of(ctx, RetryPolicy())  # what is wrong with them is said now, by every command
         ctx.default_map = settings
     return path
 
 
 def routes_of(ctx: click.Context) -> Routes:
     """Return the routes of the file that the command was given."""
-    found = ctx.meta.get(_ROUTES)
-    return found if isinstance(found, Routes) else Routes()
+    return routes(ctx.meta.get("outbox.routes", []))
+
+
+def policies_of(ctx: click.Context, default: RetryPolicy) -> Policies:
+    """Return the policies of the file that the command was given."""
+    return policies(ctx.meta.get("outbox.policies", []), default)
 
 
 option = click.option(
@@ -70,5 +120,5 @@ option = click.option(
     expose_value=False,
     callback=_load,
     metavar="FILE",
-    help="A TOML file with the same options (database_url = ...) and [[routes]].",
+    help="A TOML file with the same options (database_url = ...) [[routes]] and [[policies]].",
 )

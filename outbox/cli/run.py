@@ -11,7 +11,7 @@ from outbox.cli.types import DURATION
 from outbox.lifecycle import stop_on_signals
 from outbox.relay.service import run_relay
 from outbox.settings import RelaySettings
-from outbox.states import RetryPolicy
+from outbox.states import OnDead, RetryPolicy
 
 
 @click.command(cls=Command)
@@ -31,6 +31,23 @@ from outbox.states import RetryPolicy
     "--retry-first", "The longest delay before a message's second try; doubles with every failure.", default="1s", type=DURATION
 )
 @options.setting("--retry-ceiling", "The longest delay between two tries of a message.", default="5m", type=DURATION)
+@options.setting("--max-age", "Give a message up at a failure of its own that finds it older than this.", type=DURATION)
+@options.setting(
+    "--on-dead",
+    "What later messages of a dead one's key do: block (wait for an operator), skip (go on) or park (die with it).",
+    default="block",
+    type=click.Choice([each.value for each in OnDead]),
+)
+@options.setting(
+    "--retention", "How long to keep messages that were sent, e.g. 7d. Without it they are deleted at once.", type=DURATION
+)
+@options.setting(
+    "--inbox-retention",
+    "How long to keep the records of handled messages in this database, e.g. 30d (default: for ever). A message that is "
+    "delivered again after that is handled again: it must be longer than all retries of a message, and than what may "
+    "pass before a message comes back from a queue, a dead-letter queue, an outage or an operator.",
+    type=DURATION,
+)
 @options.setting("--allow-unconfirmed", "Use a transport that cannot tell whether messages arrive.", default=False, is_flag=True)
 @options.log_level
 @click.pass_context
@@ -48,6 +65,10 @@ def run(
     max_attempts: int,
     retry_first: float,
     retry_ceiling: float,
+    max_age: float | None,
+    on_dead: str,
+    retention: float | None,
+    inbox_retention: float | None,
     allow_unconfirmed: bool,
     log_level: str,
 ) -> None:
@@ -59,6 +80,12 @@ def run(
 
     Example: outbox-relay run --database-url postgresql://app@db/shop --broker-url amqp://guest:guest@mq//
     """
+    policy = RetryPolicy(
+        max_attempts=max_attempts,
+        backoff=Backoff(first_s=retry_first, ceiling_s=retry_ceiling),
+        max_age_s=max_age,
+        on_dead=OnDead(on_dead),
+    )
     settings = RelaySettings(
         database_url=database_url,
         broker_url=broker_url,
@@ -69,7 +96,9 @@ def run(
         poll_interval_s=poll_interval,
         batch_size=batch_size,
         grace_s=grace,
-        policy=RetryPolicy(max_attempts=max_attempts, backoff=Backoff(first_s=retry_first, ceiling_s=retry_ceiling)),
+        policies=config.policies_of(ctx, policy),
+        retention_s=retention,
+        inbox_retention_s=inbox_retention,
         allow_unconfirmed=allow_unconfirmed,
     )
     logs.setup(log_level)

@@ -1,4 +1,4 @@
-"""Version 1: the three tables. Frozen: a change of the tables is a new version, never an edit here."""
+"""Version 1: the tables. Frozen: a change of the tables is a new version, never an edit here."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 _PARTITIONS = 64
 _STATES = "'scheduled', 'pending', 'blocked', 'sent', 'dead'"
-_HELD = "key IS NOT NULL AND (state IN ('blocked', 'dead') OR (state = 'scheduled' AND last_error IS NOT NULL))"
 _MESSAGE_INDEXES = (
     ("outbox_message_pending_ix", ["partition", "id"], "state = 'pending'"),
     ("outbox_message_scheduled_ix", ["available_at"], "state = 'scheduled'"),
-    ("outbox_message_held_ix", ["key", "id"], _HELD),
+    ("outbox_message_held_ix", ["key", "id"], "holds"),
     ("outbox_message_dead_ix", ["id"], "state = 'dead'"),
+    ("outbox_message_blocked_ix", ["topic", "id"], "state = 'blocked'"),
+    ("outbox_message_sent_ix", ["sent_at"], "state = 'sent'"),
 )
 
 
@@ -27,12 +28,14 @@ def upgrade(op: Operations, *, schema: str | None) -> None:
     """Create the tables, and the row of each partition."""
     _create_message(op, schema)
     _create_partition(op, schema)
+    _create_relay(op, schema)
+    _create_pause(op, schema)
     _create_processed(op, schema)
 
 
 def downgrade(op: Operations, *, schema: str | None) -> None:
     """Drop the tables with what is in them."""
-    for table in ("processed_messages", "outbox_partition", "outbox_message"):
+    for table in ("processed_messages", "outbox_pause", "outbox_relay", "outbox_partition", "outbox_message"):
         op.drop_table(table, schema=schema)
 
 
@@ -56,6 +59,9 @@ def _create_message(op: Operations, schema: str | None) -> None:
         sa.Column("created_at", UtcDateTime(), nullable=False, server_default=now()),
         sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
         sa.Column("last_error", sa.Text()),
+        sa.Column("error_class", sa.Text()),
+        sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
+        sa.Column("holds", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("sent_at", UtcDateTime()),
         sa.Column("dead_at", UtcDateTime()),
         sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),
@@ -65,6 +71,9 @@ def _create_message(op: Operations, schema: str | None) -> None:
         sa.CheckConstraint(f"partition >= 0 AND partition < {_PARTITIONS}", name=conv("outbox_message_partition_ck")),
         sa.CheckConstraint("(state = 'sent') = (sent_at IS NOT NULL)", name=conv("outbox_message_sent_at_ck")),
         sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("outbox_message_dead_at_ck")),
+        sa.CheckConstraint(
+            "NOT holds OR (key IS NOT NULL AND state IN ('scheduled', 'blocked', 'dead'))", name=conv("outbox_message_holds_ck")
+        ),
         schema=schema,
         sqlite_autoincrement=True,
     )
@@ -92,6 +101,30 @@ def _create_partition(op: Operations, schema: str | None) -> None:
     op.execute(sa.insert(table).values([{"partition": sa.literal_column(str(n))} for n in range(_PARTITIONS)]))
 
 
+def _create_relay(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "outbox_relay",
+        sa.Column("owner", sa.Text(), nullable=False),
+        sa.Column("version", sa.Text(), nullable=False),
+        sa.Column("broker", sa.Text(), nullable=False),
+        sa.Column("started_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("seen_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.PrimaryKeyConstraint("owner", name=conv("outbox_relay_pk")),
+        schema=schema,
+    )
+
+
+def _create_pause(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "outbox_pause",
+        sa.Column("topics", sa.Text(), nullable=False),
+        sa.Column("paused_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("resumed_at", UtcDateTime()),
+        sa.PrimaryKeyConstraint("topics", name=conv("outbox_pause_pk")),
+        schema=schema,
+    )
+
+
 def _create_processed(op: Operations, schema: str | None) -> None:
     op.create_table(
         "processed_messages",
@@ -101,3 +134,4 @@ def _create_processed(op: Operations, schema: str | None) -> None:
         sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
         schema=schema,
     )
+    op.create_index(conv("processed_messages_processed_at_ix"), "processed_messages", ["processed_at"], schema=schema)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outbox.publishers.flight import Flight
     from outbox.publishers.wire_message import WireMessage
 
-REFUSED = Verdict(Outcome.REFUSED, "broker: nack; a queue is full or has failed")
+REFUSED = Verdict(Outcome.REFUSED, "broker: nack; a queue is full or has failed", "Nack")
 
 
 class Confirms:
@@ -53,7 +53,7 @@ class Confirms:
     def _on_ack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - py-amqp's signature
         for row in self._take(tag, multiple=multiple):
             reason = self._returned.pop(str(row.message_id), None)
-            self._flight.answered(row, Verdict(Outcome.REJECTED, reason) if reason else CONFIRMED)
+            self._flight.answered(row, Verdict(Outcome.REJECTED, reason, "Unroutable") if reason else CONFIRMED)
 
     def _on_nack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - py-amqp's signature
         for row in self._take(tag, multiple=multiple):

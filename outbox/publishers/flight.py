@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from outbox.points import Point, reached
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Flight:
     def __init__(self, rows: Sequence[Outgoing]) -> None:
         self.verdicts: dict[int, Verdict] = {}
         self.wire_bytes = 0
+        self._until_half = -(-len(rows) // 2)
         self._on_wire: dict[int, tuple[Outgoing, int]] = {}
         self._waiting: dict[str, deque[Outgoing]] = {}
         self._ready: deque[Outgoing] = deque()
@@ -56,6 +58,9 @@ class Flight:
         row = self._ready.popleft()
         self._on_wire[row.id] = (row, size)
         self.wire_bytes += size
+        self._until_half -= 1
+        if self._until_half == 0:
+            reached(Point.HALF_SENT)
         return row
 
     def answered(self, row: Outgoing, verdict: Verdict) -> None:

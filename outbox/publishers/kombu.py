@@ -78,7 +78,7 @@ class KombuPublisher:
         # Named as if it were private, but what every virtual transport overrides, and the only way to know.
         if not any(self._channel._lookup(route.exchange, routing_key)):  # noqa: SLF001
             reason = f"broker: unroutable: no queue is bound to exchange {route.exchange!r} for {routing_key!r}"
-            return Verdict(Outcome.REJECTED, reason)
+            return Verdict(Outcome.REJECTED, reason, "Unroutable")
         known = properties(row)
         try:
             message = self._channel.prepare_message(
@@ -90,7 +90,7 @@ class KombuPublisher:
             )
             self._channel.basic_publish(message, exchange=route.exchange, routing_key=routing_key)
         except (TypeError, ValueError) as error:
-            return Verdict(Outcome.UNPUBLISHABLE, f"the transport cannot carry it: {error}")
+            return Verdict(Outcome.UNPUBLISHABLE, f"the transport cannot carry it: {error}", "CannotSerialize")
         return CONFIRMED
 
     def tick(self) -> None:

@@ -137,7 +137,7 @@ class RabbitMQPublisher:
         try:
             message = prepare(row, routing_key=routing_key, frame_max=self._broker.frame_max)
         except CannotSerialize as error:
-            flight.failed(Verdict(Outcome.UNPUBLISHABLE, str(error)))
+            flight.failed(Verdict(Outcome.UNPUBLISHABLE, str(error), "CannotSerialize"))
             return 0
         confirms.send(message, exchange=route.exchange, routing_key=routing_key)
         return 1
@@ -179,7 +179,7 @@ class RabbitMQPublisher:
                 found = bool(flight.take_unknown())
                 if not found:
                     raise
-                flight.failed(Verdict(Outcome.REJECTED, describe(error)))
+                flight.failed(Verdict(Outcome.REJECTED, describe(error), type(error).__name__))
                 control.progress()  # the broker has answered, if not with a confirm
         self.connect()
         return found

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from outbox.states import State, decide
+from outbox.states import OnDead, Outcome, State, Verdict, decide
 from outbox.store import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from uuid import UUID
 
     import sqlalchemy as sa
 
     from outbox.outgoing import Outgoing
-    from outbox.states import Decision, RetryPolicy, Verdict
+    from outbox.policies import Policies
+    from outbox.states import Decision, RetryPolicy
+    from outbox.store.claim import Holder
     from outbox.tables import Tables
 
 FAILED = (State.SCHEDULED, State.DEAD)
@@ -30,6 +33,7 @@ class Settlement:
     row: Outgoing
     verdict: Verdict
     decision: Decision
+    on_dead: OnDead
 
     @property
     def state(self) -> State:
@@ -37,34 +41,102 @@ class Settlement:
         return self.decision.state
 
 
-def settlements(rows: Iterable[Outgoing], verdicts: Mapping[int, Verdict], policy: RetryPolicy) -> list[Settlement]:
-    """Decide the next state of every message of a batch."""
-    return [
-        Settlement(row, verdicts[row.id], decide(verdicts[row.id].outcome, attempts=row.attempts, policy=policy)) for row in rows
-    ]
+def settlements(rows: Iterable[Outgoing], verdicts: Mapping[int, Verdict], policies: Policies) -> list[Settlement]:
+    """Decide the next state of every message of a batch, in id order."""
+    return _followed([_settlement(row, verdicts[row.id], policies.of(row.topic)) for row in rows])
+
+
+def _settlement(row: Outgoing, verdict: Verdict, policy: RetryPolicy) -> Settlement:
+    decision = decide(verdict.outcome, attempts=row.attempts, age_s=row.age_s, policy=policy)
+    return Settlement(row, verdict, decision, policy.on_dead)
+
+
+def _followed(settled: Iterable[Settlement]) -> list[Settlement]:
+    """Let those that were held back because an earlier message of their key is now dead do what its policy says."""
+    dead: dict[str, Settlement] = {}
+    followed = []
+    for each in settled:
+        head = dead.get(each.row.key or "")
+        if head is not None and each.verdict.outcome is Outcome.HELD:
+            followed.append(_follow(each, head))
+            continue
+        if each.state is State.DEAD and each.row.key is not None:
+            dead[each.row.key] = each
+        followed.append(each)
+    return followed
+
+
+def _follow(each: Settlement, head: Settlement) -> Settlement:
+    match head.on_dead:
+        case OnDead.SKIP:
+            return replace(each, decision=replace(each.decision, state=State.PENDING))
+        case OnDead.PARK:
+            return parked(each, head.row.message_id)
+        case OnDead.BLOCK:
+            return each
+
+
+def parked(each: Settlement, head: UUID) -> Settlement:
+    """Return the settlement of a message that follows a dead one of its key into the dead letters."""
+    verdict = Verdict(Outcome.HELD, parked_reason(head), settle.PARKED)
+    return replace(each, verdict=verdict, decision=replace(each.decision, state=State.DEAD), on_dead=OnDead.PARK)
+
+
+def parked_reason(head: UUID) -> str:
+    """Return why a message is dead that has not failed itself."""
+    return f"parked behind message {head}, which is dead"
+
+
+def waiting(row: Outgoing, holder: Holder | None, policies: Policies) -> Settlement:
+    """Decide what becomes of a claimed message that an earlier one of its key holds back.
+
+    `holder` was read after the row; if it is a later message, the earlier one has come back meanwhile.
+    """
+    blocked = _settlement(row, Verdict(Outcome.HELD), policies.of(row.topic))
+    if holder is None or holder.id > row.id or holder.state is not State.DEAD:
+        return blocked
+    return parked(blocked, holder.message_id) if policies.of(holder.topic).on_dead is OnDead.PARK else blocked
 
 
 def by_partition(settled: Iterable[Settlement], *states: State) -> Counter[int]:
-    """Count the messages that come to one of these states, by partition."""
-    return Counter(each.row.partition for each in settled if each.state in states)
+    """Count the messages that come to one of these states, by partition; not those that only follow another of their key."""
+    own = (each for each in settled if each.verdict.outcome is not Outcome.HELD)
+    return Counter(each.row.partition for each in own if each.state in states)
 
 
-def write(connection: sa.Connection, tables: Tables, settled: Sequence[Settlement]) -> None:
-    """Write the next states. The caller holds the rows of the leases' partitions, see `store.settle.release`."""
+def write(connection: sa.Connection, tables: Tables, settled: Sequence[Settlement], *, keep_sent: bool) -> None:
+    """Write the next states; what was sent is marked so if it is to be kept, else deleted.
+
+    The caller holds the rows of the leases' partitions, see `store.settle.release`.
+    """
     groups: dict[State, list[Settlement]] = defaultdict(list)
     for each in settled:
         groups[each.state].append(each)
     if sent := groups[State.SENT]:
-        settle.delete_sent(connection, tables, _ids(sent))
-        keys = {each.row.key for each in sent if each.row.key is not None and each.row.holds_others}
-        if keys:
-            settle.unblock(connection, tables, sorted(keys), most=_UNBLOCK_AT_ONCE)
+        (settle.mark_sent if keep_sent else settle.delete_sent)(connection, tables, _ids(sent))
     if scheduled := groups[State.SCHEDULED]:
         settle.schedule(connection, tables, [{**_failure(each), "delay_s": each.decision.delay_s} for each in scheduled])
     if dead := groups[State.DEAD]:
-        settle.bury(connection, tables, [_failure(each) for each in dead])
+        settle.bury(connection, tables, [{**_failure(each), "holds_key": each.on_dead is not OnDead.SKIP} for each in dead])
     if blocked := groups[State.BLOCKED]:
         settle.block(connection, tables, _ids(blocked))
+    _release_followers(connection, tables, settled)
+
+
+def _release_followers(connection: sa.Connection, tables: Tables, settled: Iterable[Settlement]) -> None:
+    """Do what is due with those that were blocked before, behind a message of their key that is now sent or dead."""
+    free: set[str] = set()
+    for each in settled:
+        if each.row.key is None or not each.row.holds_others:
+            continue
+        if each.state in FAILED:
+            free.discard(each.row.key)  # an earlier one was sent, but now they wait behind this one
+        if each.state is State.SENT or (each.state is State.DEAD and each.on_dead is OnDead.SKIP):
+            free.add(each.row.key)
+        elif each.state is State.DEAD and each.on_dead is OnDead.PARK:
+            settle.park(connection, tables, [each.row.key], reason=parked_reason(each.row.message_id))
+    if free:
+        settle.unblock(connection, tables, sorted(free), most=_UNBLOCK_AT_ONCE)
 
 
 def _ids(settled: Iterable[Settlement]) -> list[int]:
@@ -72,7 +144,12 @@ def _ids(settled: Iterable[Settlement]) -> list[int]:
 
 
 def _failure(each: Settlement) -> dict[str, Any]:
-    return {"row_id": each.row.id, "attempts_spent": each.decision.attempts, "error": storable(each.verdict.reason)}
+    return {
+        "row_id": each.row.id,
+        "attempts_spent": each.decision.attempts,
+        "error": storable(each.verdict.reason),
+        "error_kind": each.verdict.error_class,
+    }
 
 
 def storable(text: str | None) -> str:

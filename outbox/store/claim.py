@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
 from outbox.outgoing import Outgoing
-from outbox.sqltypes import later, now
+from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import State
+from outbox.store.dialects import is_in
 from outbox.store.plans import first_id
 from outbox.tables import HELD, SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
+    from uuid import UUID
 
     from outbox.tables import Tables
 
@@ -64,7 +67,7 @@ def unsent(connection: sa.Connection, tables: Tables, partitions: Iterable[int],
     columns = [message.c[name] for name in _READ]
     each = [
         sa.select(
-            sa.select(*columns, held_id.label("held_id"))
+            sa.select(*columns, held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
             .where(_pending(message), message.c.partition == partition)
             .order_by(message.c.id)
             .limit(limit)
@@ -74,6 +77,30 @@ def unsent(connection: sa.Connection, tables: Tables, partitions: Iterable[int],
     ]
     rows = [Outgoing(**row._mapping) for row in connection.execute(sa.union_all(*each))]
     return sorted(rows, key=lambda row: row.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The first message of a key that holds back the later ones."""
+
+    id: int
+    key: str
+    message_id: UUID
+    topic: str
+    state: State
+
+
+def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) -> dict[str, Holder]:
+    """Return what holds back these keys: for each, one probe of `outbox_message_held_ix`."""
+    message = tables.message
+    each = message.alias("each")
+    first = first_id(each, each.c.key, message.c.key, sa.text(HELD))
+    rows = connection.execute(
+        sa.select(message.c.id, message.c.key, message.c.message_id, message.c.topic, message.c.state).where(
+            is_in(connection, message.c.key, keys), message.c.holds, message.c.id == first
+        )
+    )
+    return {row.key: Holder(row.id, row.key, row.message_id, row.topic, State(row.state)) for row in rows}
 
 
 def renew(connection: sa.Connection, tables: Tables, leases: Mapping[int, int], *, lease_s: float) -> set[int]:

@@ -9,7 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from sqlalchemy.types import TypeEngine
+
+
+_MOST_IDLE_S = 10.0
 
 
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
@@ -21,10 +26,38 @@ def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iter
     return column == sa.any_(sa.literal(listed, ARRAY(column.type)))
 
 
+def appended(
+    connection: sa.Connection, array: sa.ColumnElement[Any], *, most: int, **entry: sa.ColumnElement[Any]
+) -> sa.ColumnElement[Any]:
+    """Return a JSON array with one object more at its end, and without its first one when it has `most` already."""
+    names_and_values = [part for name, value in entry.items() for part in (sa.literal_column(f"'{name}'"), value)]
+    if connection.dialect.name == "sqlite":
+        kept = sa.case((sa.func.json_array_length(array) < most, array), else_=sa.func.json_remove(array, "$[0]"))
+        return sa.func.json_insert(kept, "$[#]", sa.func.json_object(*names_and_values), type_=array.type)
+    without_first = array.op("-", return_type=array.type)(sa.literal_column("0"))
+    kept = sa.case((sa.func.jsonb_array_length(array) < most, array), else_=without_first)
+    return kept.op("||", return_type=array.type)(sa.func.jsonb_build_object(*names_and_values))
+
+
+def listed(connection: sa.Connection, rows: Sequence[Mapping[str, Any]], **columns: TypeEngine[Any]) -> sa.FromClause:
+    """Return rows of values as something to join: the same statement text for any number of them."""
+    if connection.dialect.name == "sqlite":
+        each = sa.func.json_each(json.dumps([[row[name] for name in columns] for row in rows])).table_valued("value")
+        parts = enumerate(columns.items())
+        values = [sa.func.json_extract(each.c.value, f"$[{place}]", type_=kind).label(name) for place, (name, kind) in parts]
+        return sa.select(*values).subquery("listed")
+    arrays = [sa.literal([row[name] for row in rows], ARRAY(kind)) for name, kind in columns.items()]
+    named = [sa.column(name, kind) for name, kind in columns.items()]
+    return sa.func.unnest(*arrays).table_valued(*named, name="listed").render_derived()
+
+
 def limit_statements(connection: sa.Connection, seconds: float) -> None:
     """Let no statement of this transaction run, or wait for a lock, longer than so many seconds.
 
-    `SET LOCAL` ends with the transaction, so it is safe behind a transaction-pooling PgBouncer.
+    Nor let the client pause in it for long: a process that is suspended here would keep its locks, and with them its
+    partitions, for as long as its connection lives. `SET LOCAL` ends with the transaction, so it is safe behind a
+    transaction-pooling PgBouncer.
     """
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL statement_timeout = {int(seconds * 1000)}")
+        limits = {"statement_timeout": seconds, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
+        connection.exec_driver_sql("; ".join(f"SET LOCAL {name} = {int(limit * 1000)}" for name, limit in limits.items()))

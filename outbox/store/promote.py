@@ -28,5 +28,7 @@ def promote(connection: sa.Connection, tables: Tables, *, most: int) -> int:
         .with_for_update(skip_locked=True)
         .cte("due")
     )
-    promoted = connection.execute(sa.update(message).where(message.c.id.in_(sa.select(due.c.id))).values(state=State.PENDING))
+    promoted = connection.execute(
+        sa.update(message).where(message.c.id.in_(sa.select(due.c.id))).values(state=State.PENDING, holds=False)
+    )
     return promoted.rowcount

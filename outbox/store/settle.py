@@ -9,12 +9,20 @@ import sqlalchemy as sa
 from outbox.sqltypes import later, now
 from outbox.states import State
 from outbox.store.claim import held_leases
-from outbox.store.dialects import is_in
+from outbox.store.dialects import appended, is_in, listed
 from outbox.store.plans import exactly
 from outbox.tables import HELD
 
+MOST_FAILURES = 100
+"""How many failures of a message are kept; what a full queue refuses may be tried for ever."""
+
+PARKED = "Parked"
+"""The error class of a message that only followed a dead one of its key."""
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from sqlalchemy.types import TypeEngine
 
     from outbox.tables import Tables
 
@@ -56,22 +64,43 @@ def delete_sent(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -
     connection.execute(sa.delete(message).where(is_in(connection, message.c.id, ids)))
 
 
+def mark_sent(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
+    """Keep messages that were published, until their retention is over, by `outbox_message_pk`."""
+    message = tables.message
+    sent = {"state": State.SENT, "sent_at": now()}
+    connection.execute(sa.update(message).where(is_in(connection, message.c.id, ids)).values(sent))
+
+
 def schedule(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:
-    """Let messages wait for their next try: each with `row_id`, `delay_s` (seconds), `attempts_spent` and `error`."""
-    connection.execute(
-        _failure(tables).values(state=State.SCHEDULED, available_at=later(sa.bindparam("delay_s", type_=sa.Float))), failures
-    )
+    """Let messages wait for their next try, and later ones of their key behind them.
+
+    Each with `row_id`, `delay_s` (seconds), `attempts_spent`, `error` and `error_kind`.
+    """
+    failure = listed(connection, failures, **_FAILURE, delay_s=sa.Float())
+    waits = {"state": State.SCHEDULED, "available_at": later(failure.c.delay_s), "holds": tables.message.c.key.is_not(None)}
+    connection.execute(_failed(connection, tables, failures, failure).values(waits))
 
 
 def bury(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:
-    """Give messages up: each with `row_id`, `attempts_spent` and `error`."""
-    connection.execute(_failure(tables).values(state=State.DEAD, dead_at=now()), failures)
+    """Give messages up. Each with `row_id`, `attempts_spent`, `error`, `error_kind` and `holds_key`: whether its key waits."""
+    failure = listed(connection, failures, **_FAILURE, holds_key=sa.Boolean())
+    dead = {"state": State.DEAD, "dead_at": now(), "holds": sa.and_(tables.message.c.key.is_not(None), failure.c.holds_key)}
+    connection.execute(_failed(connection, tables, failures, failure).values(dead))
 
 
 def block(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
-    """Let messages wait behind an earlier one of their key, out of the way of the claim."""
+    """Let messages wait, out of the way of the claim, and later ones of their key behind them."""
     message = tables.message
-    connection.execute(sa.update(message).where(is_in(connection, message.c.id, ids)).values(state=State.BLOCKED))
+    waits = {"state": State.BLOCKED, "holds": message.c.key.is_not(None)}
+    connection.execute(sa.update(message).where(is_in(connection, message.c.id, ids)).values(waits))
+
+
+def park(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, reason: str) -> None:
+    """Give up everything that is blocked behind these keys."""
+    message = tables.message
+    blocked = sa.and_(is_in(connection, message.c.key, keys), message.c.holds, message.c.state == State.BLOCKED)
+    parked = {"state": State.DEAD, "dead_at": now(), "last_error": reason, "error_class": PARKED}
+    connection.execute(sa.update(message).where(blocked).values(parked))
 
 
 def unblock(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, most: int) -> None:
@@ -90,17 +119,38 @@ def unblock(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, m
     )
     of_each = -(-most // len(keys))
     connection.execute(
-        sa.update(message).where(message.c.id.in_(sa.select(first.c.id))).values(state=State.PENDING),
+        sa.update(message).where(message.c.id.in_(sa.select(first.c.id))).values(state=State.PENDING, holds=False),
         [{"held_key": key, "of_each": of_each} for key in keys],
     )
 
 
-def _failure(tables: Tables) -> sa.Update:
+_FAILURE: dict[str, TypeEngine[Any]] = {
+    "row_id": sa.BigInteger(),
+    "attempts_spent": sa.Integer(),
+    "error": sa.Text(),
+    "error_kind": sa.Text(),
+}
+
+
+def _failed(
+    connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]], failure: sa.FromClause
+) -> sa.Update:
+    """Return the UPDATE that writes down all failures of a batch, by `outbox_message_pk`: one statement, not one for each.
+
+    The ids are given twice, because the join alone could be planned as a walk over everything that waits.
+    """
     message = tables.message
+    ids = [each["row_id"] for each in failures]
+    error, kind = failure.c.error, failure.c.error_kind
     return (
         sa.update(message)
-        .where(message.c.id == sa.bindparam("row_id"))
-        .values(attempts=sa.bindparam("attempts_spent"), last_error=sa.bindparam("error"))
+        .where(is_in(connection, message.c.id, ids), message.c.id == failure.c.row_id)
+        .values(
+            attempts=failure.c.attempts_spent,
+            last_error=error,
+            error_class=kind,
+            failures=appended(connection, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind),
+        )
     )
 
 

@@ -167,7 +167,7 @@ def test_a_step_that_fails_leaves_nothing_behind(engine):
             "index outbox_message_dead_ix is",
         ),
         ("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_message_held_ix'::regclass", "is invalid"),
-        ("ALTER TABLE outbox_message DROP COLUMN last_error", "index outbox_message_held_ix is missing"),
+        ("ALTER TABLE outbox_message DROP COLUMN holds", "index outbox_message_held_ix is missing"),
         ("ALTER TABLE outbox_message ALTER topic TYPE varchar(9)", "column topic is (topic VARCHAR(9) NOT NULL)"),
         ("ALTER TABLE outbox_message ALTER sent_at TYPE timestamp", "column sent_at is"),
         ("ALTER TABLE outbox_message ALTER created_at DROP DEFAULT", "column created_at is"),

@@ -13,6 +13,7 @@ from sqlalchemy import event
 
 from outbox.backoff import Backoff
 from outbox.identity import PARTITIONS, partition_of
+from outbox.policies import Policies
 from outbox.publishers.flight import CONFIRMED
 from outbox.relay import Transactions
 from outbox.states import Outcome, RetryPolicy, State, Verdict
@@ -32,7 +33,7 @@ def engine(database_url):
 
 def relay(engine, owner="relay", *, batch_size=1000):
     policy = RetryPolicy(backoff=Backoff(first_s=3600, ceiling_s=3600, floor=1))
-    return Transactions(engine, DEFAULT, owner=owner, lease_s=30, batch_size=batch_size, policy=policy)
+    return Transactions(engine, DEFAULT, owner=owner, lease_s=30, batch_size=batch_size, policies=Policies(policy))
 
 
 def expire_leases(engine):
@@ -330,8 +331,9 @@ def generate(connection, count, state, *, key="'held'", due="now() + interval '1
     connection.execute(
         sa.text(
             "INSERT INTO outbox_message (message_id, topic, key, partition, type, content_type, payload, state, available_at,"
-            f" last_error, dead_at) SELECT gen_random_uuid(), 'orders.placed', {key}, {place}, 't', 'c', '\\x7b7d', {state}, {due},"
-            f" {error}, CASE WHEN {state} = 'dead' THEN now() END FROM generate_series(1, {count}) AS n"
+            f" last_error, dead_at, holds) SELECT gen_random_uuid(), 'orders.placed', {key}, {place}, 't', 'c', '\\x7b7d', {state}, {due},"
+            f" {error}, CASE WHEN {state} = 'dead' THEN now() END,"
+            f" {key} IS NOT NULL AND ({state} IN ('blocked', 'dead') OR {error} IS NOT NULL) FROM generate_series(1, {count}) AS n"
         )
     )
 

@@ -93,6 +93,7 @@ def _row(number: int) -> Outgoing:
         payload=BODY,
         headers={},
         created_at=datetime.now(UTC),
+        read_at=datetime.now(UTC),
         attempts=0,
         held_id=None,
     )

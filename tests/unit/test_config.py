@@ -65,7 +65,11 @@ def test_a_file_gives_every_option_and_the_routes(write, settings_of):
     assert (settings.database_url, settings.broker_url, settings.schema) == ("sqlite:///file.db", "memory://", "app")
     assert (settings.lease_s, settings.confirm_timeout_s, settings.poll_interval_s) == (60, 40, 0.25)
     assert (settings.batch_size, settings.grace_s, settings.allow_unconfirmed) == (50, 5, True)
-    assert (settings.policy.max_attempts, settings.policy.backoff.first_s, settings.policy.backoff.ceiling_s) == (3, 2, 3600)
+    assert (
+        settings.policies.default.max_attempts,
+        settings.policies.default.backoff.first_s,
+        settings.policies.default.backoff.ceiling_s,
+    ) == (3, 2, 3600)
     assert settings.routes.routes == (
         Route("orders.*", exchange="shop", exchange_type="direct", routing_key="{key}", queues=["orders"]),
         Route("#", declare=False),
@@ -89,7 +93,7 @@ def test_the_file_itself_can_be_named_by_the_environment(write, settings_of):
 def test_the_flag_config_works_wherever_it_stands(write, settings_of):
     settings = settings_of("--batch-size", "7", "--config", write(URLS + "batch_size = 9\nmax_attempts = 9\n"))
 
-    assert (settings.batch_size, settings.policy.max_attempts) == (7, 9)
+    assert (settings.batch_size, settings.policies.default.max_attempts) == (7, 9)
 
 
 @pytest.mark.parametrize("environment", [{}, {"OUTBOX_ALLOW_UNCONFIRMED": ""}, {"OUTBOX_ALLOW_UNCONFIRMED": "0"}])
