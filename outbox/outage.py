@@ -1,43 +1,54 @@
-"""Says that something is away, without filling the log."""
+"""A server that is away: how long to wait for it, and how seldom to speak of it."""
 
 from __future__ import annotations
 
-from time import monotonic
+import time
 from typing import TYPE_CHECKING
+
+from outbox.backoff import Backoff
 
 if TYPE_CHECKING:
     import logging
 
+RECONNECT = Backoff(first_s=0.1, ceiling_s=5.0, floor=0.5)
+"""Pauses between tries to reach a server, with jitter so that processes do not come back all together."""
+
+_SPEAK_EVERY_S = 30.0
+
 
 class Outage:
-    """Logs the first failure of a row at once, further ones at most every `every_s` seconds, and the recovery once."""
+    """Counts failures in a row with one server, gives the next pause, and logs the first, a few, and the end."""
 
-    def __init__(self, log: logging.Logger, what: str, *, every_s: float = 30.0) -> None:
+    def __init__(self, log: logging.Logger, server: str, backoff: Backoff = RECONNECT) -> None:
         self._log = log
-        self._what = what
-        self._every_s = every_s
-        self._logged_at = 0.0
-        self.failures = 0
-        """Failures since it last worked."""
+        self._server = server
+        self._backoff = backoff
+        self._failures = 0
+        self._began_at = 0.0
+        self._spoke_at = -_SPEAK_EVERY_S
+        self._said = False
 
-    def failed(self, error: BaseException) -> None:
-        """Count a failure."""
-        self.failures += 1
-        now = monotonic()
-        if self.failures == 1 or now - self._logged_at >= self._every_s:
-            self._logged_at = now
-            self._log.warning(
-                "%s is unavailable; trying again until it is back",
-                self._what,
-                extra={"error": _first_line(error), "failures": self.failures},
-            )
+    def pause_s(self, error: BaseException) -> float:
+        """Note one more failure; return how many seconds to wait before the next try."""
+        now = time.monotonic()
+        self._failures += 1
+        if self._failures == 1:
+            self._began_at = now
+        if now - self._spoke_at >= _SPEAK_EVERY_S:  # also from one outage to the next: a server may come and go
+            self._spoke_at = now
+            self._said = True
+            extra = {"server": self._server, "tries": self._failures, "error": _first_line(error)}
+            self._log.warning("server away, trying again", extra=extra)
+        return self._backoff.delay_s(self._failures)
 
-    def recovered(self) -> None:
-        """Note that it works."""
-        if self.failures:
-            self._log.info("%s is back", self._what, extra={"failures": self.failures})
-            self.failures = 0
+    def over(self) -> None:
+        """Note that the server has answered."""
+        if self._said:
+            lasted = round(time.monotonic() - self._began_at, 1)
+            self._log.info("server back", extra={"server": self._server, "tries": self._failures, "away_s": lasted})
+        self._failures = 0
+        self._said = False
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return str(getattr(error, "orig", None) or error).strip().partition("\n")[0] or type(error).__name__

@@ -11,6 +11,7 @@ from outbox.inbox.busy import bound_lock_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
 from outbox.inbox.errors import NoHandler, UnusableMessage
 from outbox.inbox.handlers import Handlers
+from outbox.points import Point, reached
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ class Inbox:
             with self.once(session, message.message_id) as first:
                 if first:
                     handler(session, message)
+            reached(Point.BEFORE_COMMIT)
         return Result.HANDLED if first else Result.DUPLICATE
 
     async def process_async(self, message: Message) -> Result:
@@ -128,6 +130,7 @@ class Inbox:
                 async with self.once(session, message.message_id) as first:
                     if first:
                         await handler(session, message)
+                reached(Point.BEFORE_COMMIT)
         return Result.HANDLED if first else Result.DUPLICATE
 
     async def dispose(self) -> None:

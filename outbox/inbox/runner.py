@@ -7,7 +7,6 @@ from contextlib import closing
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from outbox.backoff import Backoff
 from outbox.broker.dial import dial
 from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox.inbox.link import Link
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("outbox.inbox")
 
-RECONNECT = Backoff(first_s=0.1, ceiling_s=5, floor=0.5)
 STABLE_S = 1.0  # a connection that lives so long is a good one: until then, failures go on counting
 _AHEAD = 20  # a quorum queue hands out more in batches: with 1 or 2 ahead it gave 550 messages/s, with 16 or more 2,200
 TICK_S = 0.2  # how soon a stop is noticed
@@ -100,8 +98,7 @@ class Runner:
             except BrokerUnavailable as error:
                 if isinstance(error, BrokerRefused) and not self._was_connected:
                     raise
-                self._outage.failed(error)
-                stop.wait(RECONNECT.delay_s(self._outage.failures))
+                stop.wait(self._outage.pause_s(error))
         return deadline or monotonic() + self._grace_s
 
     def _open(self, waker: Waker, workers: Workers) -> Link:
@@ -116,7 +113,7 @@ class Runner:
             link.wait(self._settler.wait_s(at_most=TICK_S))
             self._settle(link, workers)
             if link.age_s > STABLE_S:
-                self._outage.recovered()
+                self._outage.over()
 
     def _settle(self, link: Link, workers: Workers) -> None:
         for finished in workers.finished():

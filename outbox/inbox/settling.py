@@ -14,6 +14,7 @@ from outbox.inbox.busy import sqlstate
 from outbox.inbox.errors import Busy, InvalidMessageId, NoHandler, UnusableMessage
 from outbox.inbox.retries import Failures, Holds
 from outbox.outage import Outage
+from outbox.points import Point, reached
 
 if TYPE_CHECKING:
     from outbox.inbox.link import Link
@@ -38,7 +39,7 @@ class Settler:
         self.counts: Counter[str] = Counter()
         self._holds = Holds()
         self._failures = Failures()
-        self._database = Outage(log, "database")
+        self._database = Outage(log, "database", DATABASE_AWAY)
 
     def settle(self, finished: Finished, link: Link) -> None:
         """Acknowledge what was handled or is a duplicate, and hold back the rest. Raises `BrokerUnavailable`."""
@@ -47,8 +48,9 @@ class Settler:
             self._holds.add(finished.delivery, until=monotonic() + delay_s)
         elif finished.result is not None:
             self.counts[finished.result] += 1
-            self._database.recovered()
+            self._database.over()
             self._failures.forget(_id(finished))
+            reached(Point.BEFORE_ACK)
             link.ack(finished.delivery)
 
     def requeue_due(self, link: Link) -> None:
@@ -68,8 +70,7 @@ class Settler:
             return BUSY.delay_s(1)
         self.counts["failed"] += 1
         if is_database_away(error):
-            self._database.failed(error)
-            return DATABASE_AWAY.delay_s(self._database.failures)
+            return self._database.pause_s(error)
         failures = self._failures.add(message_id)
         delay_s = RETRY.delay_s(failures)
         self._report(finished, error, failures, delay_s)

@@ -1,6 +1,5 @@
 """How failures are held back, counted and logged."""
 
-import logging
 from typing import Any, cast
 
 import psycopg
@@ -10,7 +9,6 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 from outbox.inbox.link import Delivery
 from outbox.inbox.retries import Failures, Holds
 from outbox.inbox.settling import is_database_away
-from outbox.outage import Outage
 
 
 def delivery() -> Delivery:
@@ -45,29 +43,6 @@ def test_only_so_many_messages_are_remembered() -> None:
         failures.add(str(number))
     assert failures.add("first") == 1
     assert failures.add("9999") == 2
-
-
-def test_outage_is_logged_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture) -> None:
-    outage = Outage(logging.getLogger("outbox.test"), "database")
-    with caplog.at_level(logging.INFO):
-        outage.recovered()
-        for _ in range(5):
-            outage.failed(OSError("gone\nmore"))
-        outage.recovered()
-        outage.recovered()
-    assert [record.getMessage() for record in caplog.records] == [
-        "database is unavailable; trying again until it is back",
-        "database is back",
-    ]
-    assert vars(caplog.records[0])["error"] == "gone"
-    assert vars(caplog.records[1])["failures"] == 5
-
-
-def test_outage_is_logged_again_after_a_while(caplog: pytest.LogCaptureFixture) -> None:
-    outage = Outage(logging.getLogger("outbox.test"), "broker", every_s=0)
-    outage.failed(OSError("one"))
-    outage.failed(OSError("two"))
-    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(

@@ -113,4 +113,4 @@ def test_stop_while_the_broker_is_away(inbox: Inbox, caplog: pytest.LogCaptureFi
     stop.set()
     consumer.join(WAIT_S)
     assert not consumer.is_alive()
-    assert [record.getMessage() for record in caplog.records] == ["broker is unavailable; trying again until it is back"]
+    assert [record.getMessage() for record in caplog.records] == ["server away, trying again"]

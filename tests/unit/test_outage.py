@@ -7,15 +7,16 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from outbox.backoff import Backoff
-from outbox.relay.trouble import Trouble
+from outbox.outage import Outage
 
+LOG = logging.getLogger("outbox.relay")
 ERROR = ConnectionRefusedError("nobody listens")
 
 
 @pytest.fixture
 def time(monkeypatch):
     time = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("outbox.relay.trouble.time", SimpleNamespace(monotonic=lambda: time.now))
+    monkeypatch.setattr("outbox.outage.time", SimpleNamespace(monotonic=lambda: time.now))
     return time
 
 
@@ -30,7 +31,7 @@ def messages(log):
 
 
 def test_the_first_failure_is_said_at_once_with_its_reason(time, log):
-    Trouble("broker").pause_s(ERROR)
+    Outage(LOG, "broker").pause_s(ERROR)
 
     (record,) = log.records
     assert (record.levelname, record.getMessage()) == ("WARNING", "server away, trying again")
@@ -38,20 +39,20 @@ def test_the_first_failure_is_said_at_once_with_its_reason(time, log):
 
 
 def test_an_outage_of_an_hour_is_said_every_thirty_seconds(time, log):
-    trouble = Trouble("broker")
+    outage = Outage(LOG, "broker")
     for _ in range(3600):
-        trouble.pause_s(ERROR)
+        outage.pause_s(ERROR)
         time.now += 1
 
     assert len(log.records) == 120
 
 
 def test_a_server_that_comes_and_goes_is_not_said_more_often(time, log):
-    trouble = Trouble("broker")
+    outage = Outage(LOG, "broker")
     for _ in range(600):
-        trouble.pause_s(ERROR)
+        outage.pause_s(ERROR)
         time.now += 0.05
-        trouble.over()
+        outage.over()
         time.now += 0.05
 
     assert messages(log).count("server away, trying again") == 2
@@ -59,37 +60,37 @@ def test_a_server_that_comes_and_goes_is_not_said_more_often(time, log):
 
 
 def test_the_end_of_an_outage_is_said_with_its_length(time, log):
-    trouble = Trouble("broker")
-    trouble.pause_s(ERROR)
+    outage = Outage(LOG, "broker")
+    outage.pause_s(ERROR)
     time.now += 90
-    trouble.pause_s(ERROR)
+    outage.pause_s(ERROR)
     time.now += 0.5
-    trouble.over()
-    trouble.over()
+    outage.over()
+    outage.over()
 
     assert messages(log) == ["server away, trying again"] * 2 + ["server back"]
     assert (log.records[-1].tries, log.records[-1].away_s) == (2, 90.5)
 
 
 def test_an_outage_long_after_the_last_is_said_at_once(time, log):
-    trouble = Trouble("broker")
-    trouble.pause_s(ERROR)
-    trouble.over()
+    outage = Outage(LOG, "broker")
+    outage.pause_s(ERROR)
+    outage.over()
     time.now += 31
-    trouble.pause_s(ERROR)
+    outage.pause_s(ERROR)
 
     assert messages(log)[-1] == "server away, trying again"
 
 
 def test_a_server_that_was_never_away_is_not_spoken_of(time, log):
-    Trouble("broker").over()
+    Outage(LOG, "broker").over()
 
     assert log.records == []
 
 
 def test_pauses_grow_from_a_tenth_of_a_second_to_five_with_jitter(time):
-    trouble = Trouble("broker")
-    pauses = [trouble.pause_s(ERROR) for _ in range(200)]
+    outage = Outage(LOG, "broker")
+    pauses = [outage.pause_s(ERROR) for _ in range(200)]
 
     assert 0.05 <= pauses[0] <= 0.1
     assert 0.1 <= pauses[1] <= 0.2
@@ -98,15 +99,15 @@ def test_pauses_grow_from_a_tenth_of_a_second_to_five_with_jitter(time):
 
 
 def test_pauses_begin_anew_after_the_server_was_back(time):
-    trouble = Trouble("broker", Backoff(first_s=1, ceiling_s=64, floor=1))
+    outage = Outage(LOG, "broker", Backoff(first_s=1, ceiling_s=64, floor=1))
 
-    assert [trouble.pause_s(ERROR) for _ in range(3)] == [1, 2, 4]
-    trouble.over()
-    assert trouble.pause_s(ERROR) == 1
+    assert [outage.pause_s(ERROR) for _ in range(3)] == [1, 2, 4]
+    outage.over()
+    assert outage.pause_s(ERROR) == 1
 
 
 def test_the_reason_is_the_first_line_of_what_the_server_said_without_the_statement(time, log):
     error = OperationalError("SELECT secret_column", {"password": "geheim"}, Exception("connection lost\nDETAIL: more"))
-    Trouble("database").pause_s(error)
+    Outage(LOG, "database").pause_s(error)
 
     assert log.records[0].error == "connection lost"
