@@ -1,4 +1,4 @@
-"""Opens the database for the commands that only look."""
+"""Opens the database for the commands that look, and for those that change something."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 @contextmanager
 def reading(url: str) -> Iterator[sa.Connection]:
     """Yield a connection. Raises `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
+    with database(url) as engine, _connect(engine) as connection:
+        yield connection
+
+
+@contextmanager
+def database(url: str) -> Iterator[sa.Engine]:
+    """Yield an engine. Its errors come out as `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
     engine = open_engine(url)
     try:
-        with _connect(engine) as connection:
-            yield connection
+        yield engine
     except DBAPIError as error:
         if isinstance(error, ProgrammingError) or (isinstance(error, OperationalError) and "no such" in str(error.orig)):
             message = f"the outbox tables are not as expected ({_first_line(error)}); run: outbox-relay schema verify"

@@ -23,12 +23,14 @@ log = logging.getLogger("outbox.relay")
 class Batch:
     """Messages to publish, with the partitions that they were claimed under and the tokens of those leases.
 
-    `claimed_at` is the relay's own clock *before* the claim, so that the lease can only be longer than we think.
+    `claimed_at` is the relay's own clock *before* the claim, so that the lease can only be longer than we think. `set_aside`
+    counts the messages that the claim moved out of the way instead, because they must wait.
     """
 
     leases: Mapping[int, int]
     rows: Sequence[Outgoing]
     claimed_at: float
+    set_aside: int = 0
 
 
 class Lease:
@@ -39,12 +41,19 @@ class Lease:
     """
 
     def __init__(
-        self, batch: Batch, stopping: Stopping, *, lease_s: float, renew: Callable[[Mapping[int, int]], set[int]]
+        self,
+        batch: Batch,
+        stopping: Stopping,
+        *,
+        lease_s: float,
+        renew: Callable[[Mapping[int, int]], set[int]],
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._batch = batch
         self._stopping = stopping
         self._lease_s = lease_s
         self._renew = renew
+        self._on_progress = on_progress
         self._until = batch.claimed_at + lease_s
         self._renew_at = batch.claimed_at + lease_s / 3
 
@@ -59,8 +68,11 @@ class Lease:
     def progress(self) -> None:
         """Renew the lease when a third of it has passed."""
         now = clock.seconds()
-        if now < self._renew_at:
-            return
+        if now >= self._renew_at:
+            self._prolong(now)
+        self._on_progress()  # after the lease, which cannot wait
+
+    def _prolong(self, now: float) -> None:
         self._renew_at = now + self._lease_s / 3
         try:
             held = self._renew(self._batch.leases)

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from sqlalchemy.exc import SQLAlchemyError
 
 from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.outage import Outage
+from outbox.points import Point, reached
 from outbox.relay.batch import Lease
-from outbox.relay.trouble import Trouble
 from outbox.states import State
+from outbox.store.registry import Broker
 
 if TYPE_CHECKING:
     from outbox.publishers.base import Publisher
     from outbox.relay.batch import Batch
+    from outbox.relay.cleanup import Cleanup
+    from outbox.relay.registry import Registry
     from outbox.relay.stopping import Stopping
     from outbox.relay.transactions import Settled, Transactions
     from outbox.states import Verdict
@@ -34,17 +38,27 @@ class Relay:
     """
 
     def __init__(
-        self, transactions: Transactions, publisher: Publisher, stopping: Stopping, *, lease_s: float, poll_interval_s: float
+        self,
+        transactions: Transactions,
+        publisher: Publisher,
+        stopping: Stopping,
+        *,
+        lease_s: float,
+        poll_interval_s: float,
+        cleanup: Cleanup | None = None,
+        registry: Registry | None = None,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
         self._stopping = stopping
         self._lease_s = lease_s
         self._poll_interval_s = poll_interval_s
+        self._cleanup = cleanup
+        self._registry = registry
         self._empty_polls = 0
         self._met_broker = False
-        self._database = Trouble("database")
-        self._broker = Trouble("broker")
+        self._database = Outage(log, "database")
+        self._broker = Outage(log, "broker")
 
     def run(self) -> None:
         """Run until asked to stop; then finish what is in flight, give the leases back, and return.
@@ -54,7 +68,10 @@ class Relay:
         """
         try:
             while not self._stopping.asked:
-                self._stopping.wait(self._turn())
+                pause_s = self._turn()
+                if self._cleanup is not None and not self._stopping.asked:
+                    self._cleanup.turn()
+                self._stopping.wait(pause_s)
         finally:
             self._publisher.close()
 
@@ -67,7 +84,9 @@ class Relay:
         except BrokerUnavailable as error:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
+            self._note(Broker.UNREACHABLE)
             return self._broker.pause_s(error)
+        self._note_answering()
         if self._publisher.blocked:
             return self._poll_interval_s
         try:
@@ -78,19 +97,40 @@ class Relay:
         if batch is None:
             self._broker.over()
             return self._idle_s()
-        self._empty_polls = 0
+        reached(Point.AFTER_CLAIM)
         return self._deliver(batch)
 
     def _deliver(self, batch: Batch) -> float:
-        lease = Lease(batch, self._stopping, lease_s=self._lease_s, renew=self._transactions.renew)
+        lease = Lease(
+            batch, self._stopping, lease_s=self._lease_s, renew=self._transactions.renew, on_progress=self._note_answering
+        )
         published = self._publisher.publish(batch.rows, lease)
+        reached(Point.BEFORE_SETTLE)
         settled = self._settle(batch, published.verdicts)
         if settled is not None:
             _report(settled, published.verdicts)
         if published.lost is not None:
             return self._broker.pause_s(published.lost)
         self._broker.over()
-        return 0
+        return self._next_s(batch)
+
+    def _next_s(self, batch: Batch) -> float:
+        """Return no pause while there is something to publish.
+
+        A claim that only set messages aside has done something that need not be done again, and there may be more to
+        publish in the partitions that it did not lease: a short pause, which keeps what arrives for a paused topic from
+        being moved one by one. A claim that read nothing at all counts as an idle poll.
+        """
+        if batch.rows or batch.set_aside:
+            self._empty_polls = 0
+        return 0 if batch.rows else self._idle_s()
+
+    def _note_answering(self) -> None:
+        self._note(Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED)
+
+    def _note(self, broker: Broker) -> None:
+        if self._registry is not None:
+            self._registry.note(broker)
 
     def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> Settled | None:
         """Settle, through an outage of the database if need be: what is published and not settled is published twice."""

@@ -10,7 +10,9 @@ from sqlalchemy.exc import DBAPIError
 from outbox.migrations import LATEST
 from outbox.migrations.verify import require
 from outbox.publishers.factory import open_publisher
+from outbox.relay.cleanup import Cleanup
 from outbox.relay.loop import Relay
+from outbox.relay.registry import Registry
 from outbox.relay.stopping import Stopping
 from outbox.relay.transactions import Transactions
 from outbox.store.engine import open_engine, unavailable
@@ -68,10 +70,24 @@ def _run(engine: sa.Engine, tables: Tables, publisher: Publisher, settings: Rela
         owner=settings.owner,
         lease_s=settings.lease_s,
         batch_size=settings.batch_size,
-        policy=settings.policy,
+        policies=settings.policies,
+        keep_sent=settings.retention_s is not None,
     )
+    cleanup = Cleanup(engine, tables, retention_s=settings.retention_s, inbox_retention_s=settings.inbox_retention_s)
+    registry = Registry(engine, tables, owner=settings.owner)
     stopping = Stopping(stop, grace_s=settings.grace_s)
-    relay = Relay(transactions, publisher, stopping, lease_s=settings.lease_s, poll_interval_s=settings.poll_interval_s)
+    relay = Relay(
+        transactions,
+        publisher,
+        stopping,
+        lease_s=settings.lease_s,
+        poll_interval_s=settings.poll_interval_s,
+        cleanup=cleanup,
+        registry=registry,
+    )
     log.info("relay started", extra={"relay": settings.owner})
-    relay.run()
+    try:
+        relay.run()
+    finally:
+        registry.leave()
     log.info("relay stopped", extra={"relay": settings.owner})

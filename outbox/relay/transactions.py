@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outbox.points import Point, reached
 from outbox.relay import clock
 from outbox.relay.batch import Batch
-from outbox.relay.settling import FAILED, by_partition, settlements, write
+from outbox.relay.pausing import divide
+from outbox.relay.settling import FAILED, by_partition, settlements, waiting, write
 from outbox.states import State
-from outbox.store import claim, promote, settle
+from outbox.store import claim, pauses, promote, settle
 from outbox.store.dialects import limit_statements
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import sqlalchemy as sa
 
-    from outbox.states import RetryPolicy, Verdict
+    from outbox.outgoing import Outgoing
+    from outbox.policies import Policies
+    from outbox.states import Verdict
     from outbox.tables import Tables
 
 MOST_PARTITIONS = 16
 _STATEMENT_LIMIT_S = 10.0
 _PROMOTE_AT_ONCE = 1000
+_MOST_STRETCH = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,32 +48,70 @@ class Transactions:
     """
 
     def __init__(
-        self, engine: sa.Engine, tables: Tables, *, owner: str, lease_s: float, batch_size: int, policy: RetryPolicy
+        self,
+        engine: sa.Engine,
+        tables: Tables,
+        *,
+        owner: str,
+        lease_s: float,
+        batch_size: int,
+        policies: Policies,
+        keep_sent: bool = False,
     ) -> None:
         self._engine = engine
         self._tables = tables
         self._owner = owner
         self._lease_s = lease_s
         self._batch_size = batch_size
-        self._policy = policy
+        self._policies = policies
+        self._keep_sent = keep_sent
+        self._stretch = 1.0
+        self._last_read = 0
 
     def claim(self) -> Batch | None:
         """Promote what is due, lease some partitions and read what is unsent in them; `None` if there is nothing.
 
-        A message whose key is held back by an earlier one is moved to `blocked` here, out of the way of later claims.
+        A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
+        way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
         """
         claimed_at = clock.seconds()
         with self._begin() as connection:
-            promote.promote(connection, self._tables, most=_PROMOTE_AT_ONCE)
+            promote.promote(connection, self._tables, most=self._promote_at_once())
+            reached(Point.DURING_PROMOTION)
             leases = claim.lease_partitions(
                 connection, self._tables, owner=self._owner, lease_s=self._lease_s, most=MOST_PARTITIONS
             )
             if not leases:
                 return None
-            rows = claim.unsent(connection, self._tables, leases, limit=-(-self._batch_size // len(leases)))
-            if waiting := [row.id for row in rows if row.must_wait]:
-                settle.block(connection, self._tables, waiting)
-            return Batch(leases, [row for row in rows if not row.must_wait], claimed_at)
+            rows = self._read(connection, leases)
+            free, kept_back = divide(rows, pauses.active(connection, self._tables))
+            self._set_aside(connection, kept_back)
+            return Batch(leases, free, claimed_at, set_aside=len(kept_back))
+
+    def _promote_at_once(self) -> int:
+        """Return how many due messages may become pending: few while much is pending, so that retries do not crowd out the rest."""
+        return _PROMOTE_AT_ONCE if self._last_read < self._batch_size // 2 else max(1, self._batch_size // 10)
+
+    def _read(self, connection: sa.Connection, leases: Mapping[int, int]) -> list[Outgoing]:
+        """Return about a batch of what is unsent, spread over the leased partitions.
+
+        Where some are nearly empty the others may give more, as the last batch has shown; what is too much stays for later,
+        and since it is the end of the id order, nothing of a key is overtaken.
+        """
+        share = math.ceil(self._stretch * self._batch_size / len(leases))
+        rows = claim.unsent(connection, self._tables, leases, limit=share)
+        self._last_read = len(rows)
+        self._stretch = min(_MOST_STRETCH, max(1.0, self._stretch * self._batch_size / max(1, len(rows))))
+        return rows[: self._batch_size]
+
+    def _set_aside(self, connection: sa.Connection, rows: Sequence[Outgoing]) -> None:
+        if not rows:
+            return
+        held = {row.key for row in rows if row.key is not None and row.must_wait}
+        holders = claim.holders(connection, self._tables, held) if held else {}
+        # One that waits for a pause alone has no holder: what else holds its key back may be a later message.
+        blocked = [waiting(row, holders.get(row.key or "") if row.must_wait else None, self._policies) for row in rows]
+        write(connection, self._tables, blocked, keep_sent=self._keep_sent)
 
     def renew(self, leases: Mapping[int, int]) -> set[int]:
         """Prolong the leases; return the partitions that are still held."""
@@ -79,7 +123,7 @@ class Transactions:
 
         Safe to call again when it is not known whether it committed: the second time the leases are no longer held.
         """
-        judged = settlements(batch.rows, verdicts, self._policy)
+        judged = settlements(batch.rows, verdicts, self._policies)
         with self._begin() as connection:
             held = settle.release(
                 connection,
@@ -88,8 +132,9 @@ class Transactions:
                 published=by_partition(judged, State.SENT),
                 failed=by_partition(judged, *FAILED),
             )
+            reached(Point.DURING_SETTLE)
             mine = [each for each in judged if each.row.partition in held]
-            write(connection, self._tables, mine)
+            write(connection, self._tables, mine, keep_sent=self._keep_sent)
         return Settled(Counter(each.state for each in mine), fenced=len(judged) - len(mine))
 
     @contextmanager

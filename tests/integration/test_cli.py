@@ -20,8 +20,9 @@ from click.testing import CliRunner
 
 from outbox.cli import main
 from outbox.cli.exit import BROKER, DATABASE, FAILURE, SCHEMA, USAGE
+from outbox.policies import Policies
 from outbox.relay import Transactions
-from outbox.states import RetryPolicy, State
+from outbox.states import State
 from outbox.tables import DEFAULT
 from tests.integration.consuming import until
 from tests.rows import database, insert, partition, sqlite_database
@@ -392,8 +393,7 @@ def filled(engine):
             "sent": insert(connection, None, state=State.SENT, sent_at=ago),
         }
         connection.execute(partition.update().where(partition.c.partition < 3).values(published=5, failed=2))
-    policy = RetryPolicy()
-    Transactions(engine, DEFAULT, owner="host:1:abc", lease_s=30, batch_size=10, policy=policy).claim()
+    Transactions(engine, DEFAULT, owner="host:1:abc", lease_s=30, batch_size=10, policies=Policies()).claim()
     return ids
 
 
@@ -417,7 +417,7 @@ def test_status_as_text_says_the_same(filled, database_url):
     assert lines[2] == "totals         published 15  failed tries 6"
     assert lines[3] == "partitions     1 of 64 leased"
     assert lines[4].startswith("  host:1:abc  partitions ")
-    assert len(lines) == 5
+    assert lines[5:] == ["relays         0 at work", "paused         nothing"]
 
 
 def test_status_of_an_empty_outbox_has_no_oldest(local):
@@ -429,6 +429,8 @@ def test_status_of_an_empty_outbox_has_no_oldest(local):
         "leases": [],
         "published": 0,
         "failed": 0,
+        "relays": [],
+        "paused": [],
     }
     assert "oldest unsent  none" in look("status", "--database-url", local).stdout
 

@@ -9,6 +9,7 @@ from sqlalchemy import event
 
 from outbox.backoff import Backoff
 from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.policies import Policies
 from outbox.publishers.base import Published
 from outbox.publishers.flight import CONFIRMED, Flight
 from outbox.publishers.memory import MemoryPublisher
@@ -50,7 +51,7 @@ class Pauses(Stopping):
 def run(engine, publisher, *, pauses=1, policy=None, batch_size=1000, owner="relay", lease_s=30):
     """Run a relay until it has paused so often; return its pauses."""
     policy = policy or RetryPolicy(backoff=Backoff(first_s=3600, ceiling_s=3600, floor=1))
-    transactions = Transactions(engine, DEFAULT, owner=owner, lease_s=lease_s, batch_size=batch_size, policy=policy)
+    transactions = Transactions(engine, DEFAULT, owner=owner, lease_s=lease_s, batch_size=batch_size, policies=Policies(policy))
     stopping = Pauses(lambda taken: len(taken) >= pauses)
     Relay(transactions, publisher, stopping, lease_s=lease_s, poll_interval_s=0.5).run()
     return stopping.all
@@ -451,7 +452,7 @@ def test_a_stop_finishes_nothing_more_and_gives_the_leases_back(engine):
         return CONFIRMED
 
     publisher = MemoryPublisher(stop_at_the_second)
-    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policy=RetryPolicy())
+    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policies=Policies())
     Relay(transactions, publisher, stopping, lease_s=30, poll_interval_s=0.5).run()
 
     assert ids(publisher) == inserted[:2]
@@ -464,7 +465,7 @@ def test_a_relay_that_is_asked_to_stop_before_it_runs_claims_nothing(engine):
     publisher = Broken(times=0)
     stopping = Pauses(lambda _taken: True)
     stopping.event.set()
-    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policy=RetryPolicy())
+    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policies=Policies())
     Relay(transactions, publisher, stopping, lease_s=30, poll_interval_s=0.5).run()
 
     assert (publisher.published, publisher.closed) == ([], 1)
@@ -478,7 +479,7 @@ def test_an_idle_relay_polls_less_and_less_up_to_the_poll_interval(engine):
 
 
 def test_after_work_the_relay_polls_quickly_again(engine):
-    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policy=RetryPolicy())
+    transactions = Transactions(engine, DEFAULT, owner="relay", lease_s=30, batch_size=100, policies=Policies())
 
     def arrives_after_ten(taken):
         if len(taken) == 10:
