@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from outbox.cli.dead import dead
 from outbox.cli.demo import demo
 from outbox.cli.exit import Group
 from outbox.cli.messages import messages
+from outbox.cli.pause import pause, resume
 from outbox.cli.run import run
 from outbox.cli.schema import schema
 from outbox.cli.status import status
@@ -18,5 +20,5 @@ def main() -> None:
     """Publishes what applications have committed to their outbox."""
 
 
-for command in (run, status, messages, schema, demo):
+for command in (run, status, messages, dead, pause, resume, schema, demo):
     main.add_command(command)

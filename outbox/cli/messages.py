@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -12,6 +10,7 @@ import click
 
 from outbox.cli import config, options
 from outbox.cli.exit import Command, Group
+from outbox.cli.printing import page, plain, printable
 from outbox.cli.reading import reading
 from outbox.errors import OutboxError
 from outbox.states import State
@@ -71,7 +70,7 @@ def list_messages(
             limit=limit,
         )
     for row in rows:
-        click.echo(json.dumps(_plain(row)) if as_json else _line(row))
+        click.echo(json.dumps(plain(row)) if as_json else _line(row))
     if not rows and not as_json:
         click.echo("no messages", err=True)
 
@@ -94,39 +93,12 @@ def show(*, database_url: str, schema: str | None, message_id: UUID, as_json: bo
     if row is None:
         message = f"no message {message_id}: it was never committed, or it has been published and deleted"
         raise OutboxError(message)
-    plain = _plain({**row, "payload": _readable(row["payload"])})
-    if as_json:
-        click.echo(json.dumps(plain))
-        return
-    for name, value in plain.items():
-        text = value if isinstance(value, str) else json.dumps(value)
-        click.echo(f"{name:<15} {_printable(text, keep=_LINES)}")
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _simple(value) for name, value in row.items()}
-
-
-def _simple(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return str(value) if isinstance(value, UUID) else value
-
-
-def _readable(payload: bytes) -> str:
-    try:
-        return payload.decode()
-    except UnicodeDecodeError:
-        return "base64:" + base64.b64encode(payload).decode()
+    found = plain(row)
+    click.echo(json.dumps(found) if as_json else page(found))
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    error = f"  {_printable(row['last_error'])}" if row["last_error"] else ""
-    key = f"  key {_printable(row['key'])}" if row["key"] is not None else ""
+    error = f"  {printable(row['last_error'])}" if row["last_error"] else ""
+    key = f"  key {printable(row['key'])}" if row["key"] is not None else ""
     created = row["created_at"].isoformat(timespec="seconds")
     return f"{row['id']:>8}  {row['message_id']}  {row['state']:<9}  {created}  {row['topic']}{key}  attempts {row['attempts']}{error}"
-
-
-def _printable(text: str, *, keep: str = "") -> str:
-    """Escape what would move the cursor, or colour the terminal: keys, errors and payloads come from elsewhere."""
-    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)
