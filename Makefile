@@ -1,7 +1,7 @@
 # Paths here are relative, because make cannot carry a folder whose name has a space.
 # What takes more than a line is in .ci/ and tests/servers/.
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format test-matrix ledger bench constraints clean
+.PHONY: help install demo test check format test-matrix ledger faults bench constraints clean
 
 # By default the newest supported interpreter on PATH; another one: make install PYTHON=python3.12
 PYTHON ?=
@@ -39,6 +39,10 @@ test-matrix: ## Run the tests on the oldest and newest Python found, with SQLAlc
 ledger: install ## Kill every part at random and account for every message (ARGS=--help)
 	@tests/servers/install.sh
 	@$(BIN)/python -m tests.faults.ledger $(ARGS)
+
+faults: install ## Let each part fail at each point, and servers, network and clocks too (ARGS="-k name")
+	@tests/servers/install.sh
+	@$(BIN)/python -m pytest tests/faults -m "matrix or not matrix" $(ARGS)
 
 bench: install ## Measure (SCENARIO=confirms, ARGS=--help)
 	@tests/servers/install.sh
