@@ -44,11 +44,17 @@ def read(path: Path) -> dict[str, Any]:
 
 def routes(listed: Any) -> Routes:
     """Return the routes that the `[[routes]]` tables of a file describe."""
-    try:
-        return Routes(tuple(Route(**each) for each in _tables("routes", "route", listed)))
-    except TypeError as error:
-        message = f"routes: {str(error).removeprefix('Route.__init__() ')}; known are: {', '.join(Route.__dataclass_fields__)}"
-        raise ConfigurationError(message) from error
+    return Routes(tuple(_route(each) for each in _tables("routes", "route", listed)))
+
+
+def _route(table: dict[str, Any]) -> Route:
+    known = Route.__dataclass_fields__
+    unknown = sorted(set(table) - set(known))
+    if unknown or "topics" not in table:
+        problem = f"unknown {', '.join(unknown)}" if unknown else "topics is missing"
+        message = f"routes: {problem}; known are: {', '.join(known)}"
+        raise ConfigurationError(message)
+    return Route(**table)
 
 
 def policies(listed: Any, default: RetryPolicy) -> Policies:

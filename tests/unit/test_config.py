@@ -157,8 +157,8 @@ def test_a_value_that_cannot_work_is_refused(write, text, problem):
     [
         ("routes = 3", "one [[routes]] table for each route"),
         ("[routes]\ntopics = '#'", "one [[routes]] table for each route"),
-        ("[[routes]]\nexchange = 'x'", "routes: missing 1 required positional argument: 'topics'; known are: topics, exchange"),
-        ("[[routes]]\ntopic = '#'", "routes: got an unexpected keyword argument 'topic'; known are: topics, exchange"),
+        ("[[routes]]\nexchange = 'x'", "routes: topics is missing; known are: topics, exchange"),
+        ("[[routes]]\ntopic = '#'", "routes: unknown topic; known are: topics, exchange"),
         ("[[routes]]\ntopics = 'a b'", "route 'a b': topics is not a topic pattern"),
         ("[[routes]]\ntopics = 5", "route 5: topics is 5; write a text"),
         ("[[routes]]\ntopics = '#'\nqueues = 'orders'", "queues is 'orders'; write a list"),
