@@ -64,6 +64,12 @@ def cleaner(engine, clock, *, days=7, inbox_days=None):
     return Cleanup(engine, DEFAULT, retention_s=days and days * 86_400.0, inbox_retention_s=inbox_retention_s, clock=clock)
 
 
+@pytest.fixture(autouse=True)
+def now_of_this_test(monkeypatch):
+    """The suite takes longer than the minutes that these tests tell apart."""
+    monkeypatch.setitem(globals(), "NOW", datetime.now(UTC))
+
+
 def insert_sent(engine, *ages):
     return [insert(engine, None, state=State.SENT, sent_at=NOW - age)[0] for age in ages]
 
