@@ -18,6 +18,10 @@ class Point(StrEnum):
     DURING_SETTLE = "during settle"  # the leases are given back, the outcomes are not written, nothing is committed
     DURING_PROMOTION = "during promotion"  # due messages are made pending, nothing is committed
     DURING_CLEANUP = "during clean-up"  # old rows are deleted, nothing is committed
+    AFTER_COUNT = "after count"  # the consumer has counted an attempt, the handler has not begun
+    AFTER_LEASE = "after lease"  # the lease on a message is committed, the handler has not begun
+    BEFORE_COMPLETE = "before complete"  # a leased handler has returned, its result is not written
+    BEFORE_FAILURE = "before failure"  # a handler has failed and is rolled back, nothing of that is written
     BEFORE_COMMIT = "before commit"  # the handler has returned, the consumer's transaction is open
     BEFORE_ACK = "before ack"  # the consumer's transaction is committed, the broker does not know
 

@@ -48,7 +48,8 @@ class Tables:
     """The tables in one `MetaData` and schema.
 
     `message` is the outbox itself, `partition` the relays' leases, `relay` the relays that are at work, `pause` the topics
-    that are paused, `processed` the inbox. `row` is the mapped class behind `message`.
+    that are paused, `processed` the inbox, `failed` what consumers try again or have given up. `row` is the mapped class
+    behind `message`.
     """
 
     def __init__(self, metadata: sa.MetaData | None = None, *, schema: str | None = None) -> None:
@@ -59,6 +60,7 @@ class Tables:
         self.relay = _relay(self.metadata, schema or BLANK_SCHEMA)
         self.pause = _pause(self.metadata, schema or BLANK_SCHEMA)
         self.processed = _processed(self.metadata, schema or BLANK_SCHEMA)
+        self.failed = _failed(self.metadata, schema or BLANK_SCHEMA)
         self.row: type[MessageRow] = type("OutboxMessage", (MessageRow,), {})
         # The session is to know rows by an id that is made here, and to map nothing that the database fills in: then an
         # INSERT has nothing to bring back, and many rows of one flush go out in one batch.
@@ -71,7 +73,7 @@ class Tables:
         )
 
     def __iter__(self) -> Any:
-        return iter((self.message, self.partition, self.relay, self.pause, self.processed))
+        return iter((self.message, self.partition, self.relay, self.pause, self.processed, self.failed))
 
 
 def attach(metadata: sa.MetaData, *, schema: str | None = None) -> Tables:
@@ -82,6 +84,11 @@ def attach(metadata: sa.MetaData, *, schema: str | None = None) -> Tables:
     """
     return Tables(metadata, schema=schema)
 
+
+# A record of the inbox is `processing` while a lease on the message is held, and `done` for good.
+_RECORD_STATES = "'processing', 'done'"
+# A failed message is tried again when it is due, waits behind an earlier one of its key, or is given up.
+_FAILED_STATES = "'retry', 'blocked', 'dead'"
 
 # What holds back later messages of the same key: one that is backing off or dead, and those already waiting behind it.
 # A message that the application delayed, or that died in a topic whose keys go on without it, holds back nothing.
@@ -187,9 +194,50 @@ def _processed(metadata: sa.MetaData, schema: Any) -> sa.Table:
         sa.Column("consumer", sa.Text(), nullable=False),
         sa.Column("message_id", sa.Text(), nullable=False),
         sa.Column("processed_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'done'")),
+        sa.Column("token", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("lease_until", UtcDateTime()),
+        sa.Column("result", Headers),
         sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
+        sa.CheckConstraint(f"state IN ({_RECORD_STATES})", name=conv("processed_messages_state_ck")),
+        sa.CheckConstraint("(state = 'processing') = (lease_until IS NOT NULL)", name=conv("processed_messages_lease_ck")),
         sa.Index(conv("processed_messages_processed_at_ix"), "processed_at"),
+        sa.Index(conv("processed_messages_processing_ix"), "consumer", "lease_until", **_where("state = 'processing'")),
         schema=schema,
+    )
+
+
+def _failed(metadata: sa.MetaData, schema: Any) -> sa.Table:
+    return sa.Table(
+        "failed_messages",
+        metadata,
+        sa.Column("id", BigId, sa.Identity(), nullable=False),
+        sa.Column("consumer", sa.Text(), nullable=False),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text()),
+        sa.Column("type", sa.Text()),
+        sa.Column("content_type", sa.Text()),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("headers", Headers, nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'retry'")),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
+        sa.Column("last_error", sa.Text()),
+        sa.Column("error_class", sa.Text()),
+        sa.Column("received_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("available_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("dead_at", UtcDateTime()),
+        sa.PrimaryKeyConstraint("id", name=conv("failed_messages_pk")),
+        sa.UniqueConstraint("consumer", "message_id", name=conv("failed_messages_message_uq")),
+        sa.CheckConstraint(f"state IN ({_FAILED_STATES})", name=conv("failed_messages_state_ck")),
+        sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("failed_messages_dead_at_ck")),
+        sa.CheckConstraint("state <> 'blocked' OR key IS NOT NULL", name=conv("failed_messages_blocked_ck")),
+        sa.Index(conv("failed_messages_due_ix"), "consumer", "available_at", **_where("state = 'retry'")),
+        sa.Index(conv("failed_messages_key_ix"), "consumer", "key", "id", **_where("key IS NOT NULL")),
+        sa.Index(conv("failed_messages_dead_ix"), "consumer", "id", **_where("state = 'dead'")),
+        schema=schema,
+        sqlite_autoincrement=True,
     )
 
 

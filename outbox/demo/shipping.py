@@ -24,7 +24,7 @@ def make_inbox(folder: Folder) -> Inbox:
     """Return the inbox that works on the demo in `folder`."""
     inbox = Inbox("shipping", sessions=sessionmaker(open_database(folder)), queue=QUEUE)
 
-    @inbox.handles("orders.placed")
+    @inbox.transactional("orders.placed")
     def ship(session: Session, message: Message) -> None:
         session.add(Shipment(order_id=message.json()["order"]))
 

@@ -19,3 +19,15 @@ class NoHandler(OutboxError):
 
 class Busy(OutboxError):
     """Another transaction holds the message, or a lock that its handler needs: worth trying again a little later."""
+
+
+class Permanent(OutboxError):
+    """A handler raises this, or a subclass, for a message that no further try can help: it goes to the dead letters at once."""
+
+
+class TimeLimitExceeded(OutboxError):
+    """The handler has reached its soft time limit, or its hard one after which it was given up."""
+
+
+class LeaseLost(OutboxError):
+    """The lease on the message has gone to another worker: whatever this one wants to write down comes too late."""

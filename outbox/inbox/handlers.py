@@ -1,12 +1,16 @@
-"""Which handler gets which topic."""
+"""Which handler gets which topic, what a second execution of it would mean, and what a failure of it leads to."""
 
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from outbox import topics
+from outbox.backoff import Backoff
 from outbox.errors import ConfigurationError
+from outbox.states import OnDead, RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,29 +20,88 @@ if TYPE_CHECKING:
     Handler = Callable[[Any, Message], Any]
 
 
+class Mode(StrEnum):
+    """What keeps a second execution of a handler from having a second effect."""
+
+    TRANSACTIONAL = "transactional"  # its effects are in the database, in one transaction with the record of the message
+    LEASED = "leased"  # its effects are elsewhere: a lease, a fencing token, and an idempotency key for the other system
+    IDEMPOTENT = "idempotent"  # nothing does: to repeat it changes nothing, for the reason that was given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What happens to a message whose handler fails or hangs. Times in seconds.
+
+    An exception of one of the classes in `permanent` is never tried again, nor is a validation error (`Permanent`,
+    pydantic's `ValidationError`, JSON that is none). With `retry_on`, only exceptions of these classes are tried again;
+    without, all others are. `retry` says how often and how far apart. After `soft_limit_s` the handler gets a
+    `TimeLimitExceeded`; after `time_limit_s` its thread is given up, its transaction can no longer commit, and the
+    message counts as failed.
+    """
+
+    retry: RetryPolicy = field(
+        default_factory=lambda: RetryPolicy(backoff=Backoff(first_s=1, ceiling_s=300), on_dead=OnDead.SKIP)
+    )
+    retry_on: tuple[type[BaseException], ...] = ()
+    permanent: tuple[type[BaseException], ...] = ()
+    soft_limit_s: float | None = None
+    time_limit_s: float = 300.0
+
+    def __post_init__(self) -> None:
+        if self.time_limit_s <= 0 or not 0 < (self.soft_limit_s or self.time_limit_s) <= self.time_limit_s:
+            raise ConfigurationError(
+                "time_limit_s must be more than zero, and soft_limit_s, where given, more than zero and no longer than that"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """One registered handler. `because` is the reason that an idempotent one gave."""
+
+    pattern: str
+    handler: Handler
+    mode: Mode
+    rules: Rules
+    because: str | None = None
+
+
+class RuleOptions(TypedDict, total=False):
+    """The parts of `Rules`, as a decorator takes them."""
+
+    retry: RetryPolicy
+    retry_on: tuple[type[BaseException], ...]
+    permanent: tuple[type[BaseException], ...]
+    soft_limit_s: float | None
+    time_limit_s: float
+
+
 class Handlers:
     """Handlers by topic pattern, tried in the order in which they were added."""
 
     def __init__(self, *, is_async: bool) -> None:
         self.is_async = is_async
-        self._by_pattern: dict[str, Handler] = {}
+        self._by_pattern: dict[str, Handling] = {}
 
     @property
     def patterns(self) -> tuple[str, ...]:
         """All patterns, in order."""
         return tuple(self._by_pattern)
 
-    def add(self, pattern: str, handler: Handler) -> None:
+    def __iter__(self) -> Any:
+        return iter(self._by_pattern.values())
+
+    def add(self, handling: Handling) -> None:
         """Add a handler. Raises `ConfigurationError` for a pattern that is malformed or taken."""
+        pattern = handling.pattern
         if not topics.is_pattern(pattern):
             raise ConfigurationError(f"{pattern!r} is not a topic pattern; use words and dots, with * or # for words")
         if pattern in self._by_pattern:
             raise ConfigurationError(f"topic pattern {pattern!r} already has a handler")
-        self._by_pattern[pattern] = handler
+        self._by_pattern[pattern] = handling
 
-    def find(self, topic: str) -> Handler | None:
+    def find(self, topic: str) -> Handling | None:
         """Return the first handler whose pattern selects the topic."""
-        matching = (handler for pattern, handler in self._by_pattern.items() if topics.matches(pattern, topic))
+        matching = (handling for pattern, handling in self._by_pattern.items() if topics.matches(pattern, topic))
         return next(matching, None)
 
     def check_kind(self, handler: Handler) -> None:

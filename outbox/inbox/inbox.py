@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox import wire
 from outbox.errors import ConfigurationError
 from outbox.inbox.busy import bound_lock_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
 from outbox.inbox.errors import NoHandler, UnusableMessage
-from outbox.inbox.handlers import Handlers
+from outbox.inbox.handlers import Handlers, Handling, Mode, Rules
+from outbox.inbox.transaction import OpenTransaction
 from outbox.points import Point, reached
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from typing import Unpack
 
     from sqlalchemy.ext.asyncio import async_sessionmaker
-    from sqlalchemy.orm import sessionmaker
+    from sqlalchemy.orm import Session, sessionmaker
 
+    from outbox.inbox.handlers import RuleOptions
     from outbox.inbox.message import Message
     from outbox.tables import Tables
 
@@ -44,7 +50,7 @@ class Inbox:
 
         inbox = Inbox("shipping", sessions=sessionmaker(engine))
 
-        @inbox.handles("orders.placed")
+        @inbox.transactional("orders.placed")
         def ship(session, message): ...
 
     Guaranteed: an effect that a handler has through its session happens once per message id, whatever is redelivered
@@ -76,28 +82,60 @@ class Inbox:
         return self._handlers.is_async
 
     @property
+    def handlers(self) -> tuple[Handling, ...]:
+        """What is registered, in the order in which it is tried."""
+        return tuple(self._handlers)
+
+    @property
     def patterns(self) -> tuple[str, ...]:
         """The topic patterns with a handler, in the order in which they are tried."""
         return self._handlers.patterns
 
-    def handles(self, *patterns: str) -> Callable[[Handler], Handler]:
-        """Register the decorated `handler(session, message)` for topics that match one of the patterns.
+    def transactional(self, *patterns: str, **rules: Unpack[RuleOptions]) -> Callable[[Handler], Handler]:
+        """Register `handler(session, message)` for topics that match a pattern; its effects are in the database of the session.
 
-        `*` stands for one word and `#` for any number. One handler gets a message: the first one registered
-        that matches. It must not commit or roll back. Whatever it raises undoes the whole transaction.
+        They commit together with the record of the message, so a second delivery has none. The handler must not commit
+        or roll back. Whatever it raises undoes all of it, and `rules` (see `Rules`) say what follows.
 
-        Raises `ConfigurationError` for a pattern that is malformed or taken, and for an `async def` handler with a
-        plain `sessionmaker` or the other way round.
+        `*` stands for one word of a topic and `#` for any number. One handler gets a message: the first one registered
+        that matches. Raises `ConfigurationError` for a pattern that is malformed or taken, for rules that cannot work, and
+        for an `async def` handler with a plain `sessionmaker` or the other way round.
         """
+        return self._registering(patterns, Mode.TRANSACTIONAL, rules)
+
+    def leased(self, *patterns: str, **rules: Unpack[RuleOptions]) -> Callable[[Handler], Handler]:
+        """Register `handler(lease, message)`, whose effects are outside the database: a payment, an e-mail, a call over HTTP.
+
+        No transaction covers those. The message is leased (see `Lease`) before the handler runs, which hands
+        `lease.idempotency_key` to the other system; what it returns, as JSON, is kept as the result. Patterns, rules and
+        errors as for `transactional`.
+        """
+        return self._registering(patterns, Mode.LEASED, rules)
+
+    def idempotent(self, *patterns: str, because: str, **rules: Unpack[RuleOptions]) -> Callable[[Handler], Handler]:
+        """Register `handler(session, message)` that may run any number of times, for the reason given in `because`.
+
+        Nothing is recorded and no duplicate is dropped: it runs at every delivery, in a transaction of its own.
+        Patterns, rules and errors as for `transactional`.
+        """
+        if not because.strip():
+            raise ConfigurationError("idempotent() needs because=: why does a second execution change nothing?")
+        return self._registering(patterns, Mode.IDEMPOTENT, rules, because)
+
+    def _registering(
+        self, patterns: tuple[str, ...], mode: Mode, rules: RuleOptions, because: str | None = None
+    ) -> Callable[[Handler], Handler]:
+        if not patterns:
+            raise ConfigurationError(f"{mode}() needs at least one topic pattern, such as 'orders.*'")
+        checked_rules = Rules(**rules)
 
         def register(handler: Handler) -> Handler:
             self._handlers.check_kind(handler)
             for pattern in patterns:
-                self._handlers.add(pattern, handler)
+                handling = Handling(pattern=pattern, handler=handler, mode=mode, rules=checked_rules, because=because)
+                self._handlers.add(handling)
             return handler
 
-        if not patterns:
-            raise ConfigurationError("handles() needs at least one topic pattern, such as 'orders.*'")
         return register
 
     def once(self, session: Any, message_id: str) -> Any:
@@ -112,38 +150,57 @@ class Inbox:
         raises. After any exception everything is rolled back: deliver the message again later. When the connection
         is lost during the COMMIT nobody knows its outcome; the next delivery finds out.
         """
-        handler = self._handler_of(message)
-        with busy_on_lock_timeout(), self._sessions() as session, session.begin():
-            bound_lock_waits(session, self._tables, self._lock_timeout_s)
-            with self.once(session, message.message_id) as first:
-                if first:
-                    handler(session, message)
-            reached(Point.BEFORE_COMMIT)
-        return Result.HANDLED if first else Result.DUPLICATE
+        handling = self.handling_of(message)
+        with busy_on_lock_timeout():
+            return self._once(handling, message) if handling.mode is Mode.TRANSACTIONAL else self._again(handling, message)
 
     async def process_async(self, message: Message) -> Result:
         """Do what `process` does, for an inbox with an `async_sessionmaker`."""
-        handler = self._handler_of(message)
-        with busy_on_lock_timeout():
-            async with self._sessions() as session, session.begin():
-                await session.run_sync(bound_lock_waits, self._tables, self._lock_timeout_s)
-                async with self.once(session, message.message_id) as first:
-                    if first:
-                        await handler(session, message)
-                reached(Point.BEFORE_COMMIT)
+        return await greenlet_spawn(self.process, message)
+
+    def handling_of(self, message: Message) -> Handling:
+        """Return what handles a message. Raises `UnusableMessage` for one without an id, and `NoHandler`."""
+        if not message.message_id:
+            raise UnusableMessage("the message has no id; whoever publishes it must set the property message_id")
+        handling = self._handlers.find(message.topic)
+        if handling is None:
+            text = f"consumer {self.consumer!r} has no handler for topic {message.topic!r}; register one, or unbind"
+            raise NoHandler(f"{text} the topic from queue {self.queue!r}")
+        return handling
+
+    def _once(self, handling: Handling, message: Message) -> Result:
+        with (
+            self._transaction() as (session, given),
+            once(session, self.consumer, message.message_id, tables=self._tables) as first,
+        ):
+            if first:
+                self._call(handling, given, message)
+            reached(Point.BEFORE_COMMIT)
         return Result.HANDLED if first else Result.DUPLICATE
+
+    def _again(self, handling: Handling, message: Message) -> Result:
+        with self._transaction() as (session, given):
+            transaction = OpenTransaction(session, self._tables)
+            self._call(handling, given, message)
+            transaction.check()
+            reached(Point.BEFORE_COMMIT)
+        return Result.HANDLED
+
+    @contextmanager
+    def _transaction(self) -> Iterator[tuple[Session, Any]]:
+        """Give a session in a transaction, and what stands for it in a handler: itself, or the `AsyncSession` around it."""
+        given = self._sessions()
+        with given.sync_session if self.is_async else given as session, session.begin():
+            bound_lock_waits(session, self._tables, self._lock_timeout_s)
+            yield session, given
+
+    def _call(self, handling: Handling, given: Any, message: Message) -> Any:
+        """Call a handler; an `async def` one is awaited from the greenlet that `process_async` has started."""
+        called = handling.handler(given, message)
+        return await_only(called) if self.is_async else called
 
     async def dispose(self) -> None:
         """Close the pooled connections of an `async_sessionmaker`, which belong to the running event loop."""
         bind = self._sessions.kw.get("bind")
         if bind is not None:
             await bind.dispose()
-
-    def _handler_of(self, message: Message) -> Callable[[Any, Message], Any]:
-        if not message.message_id:
-            raise UnusableMessage("the message has no id; whoever publishes it must set the property message_id")
-        handler = self._handlers.find(message.topic)
-        if handler is None:
-            text = f"consumer {self.consumer!r} has no handler for topic {message.topic!r}; register one, or unbind"
-            raise NoHandler(f"{text} the topic from queue {self.queue!r}")
-        return handler

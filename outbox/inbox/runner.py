@@ -55,7 +55,9 @@ class Runner:
         if workers < 1 or (prefetch is not None and prefetch < workers):
             raise ConfigurationError("workers must be at least 1, and prefetch at least as many as workers")
         if not inbox.patterns:
-            raise ConfigurationError(f"inbox {inbox.consumer!r} has no handlers; register some with @inbox.handles")
+            raise ConfigurationError(
+                f"inbox {inbox.consumer!r} has no handlers; register some, such as with @inbox.transactional"
+            )
         self._inbox = inbox
         self._connection = dial(broker_url)
         self._threads = workers

@@ -14,13 +14,23 @@ if TYPE_CHECKING:
 
 _PARTITIONS = 64
 _STATES = "'scheduled', 'pending', 'blocked', 'sent', 'dead'"
-_MESSAGE_INDEXES = (
+_Index = tuple[str, list[str], str | None]
+_MESSAGE_INDEXES: tuple[_Index, ...] = (
     ("outbox_message_pending_ix", ["partition", "id"], "state = 'pending'"),
     ("outbox_message_scheduled_ix", ["available_at"], "state = 'scheduled'"),
     ("outbox_message_held_ix", ["key", "id"], "holds"),
     ("outbox_message_dead_ix", ["id"], "state = 'dead'"),
     ("outbox_message_blocked_ix", ["topic", "id"], "state = 'blocked'"),
     ("outbox_message_sent_ix", ["sent_at"], "state = 'sent'"),
+)
+_PROCESSED_INDEXES: tuple[_Index, ...] = (
+    ("processed_messages_processed_at_ix", ["processed_at"], None),
+    ("processed_messages_processing_ix", ["consumer", "lease_until"], "state = 'processing'"),
+)
+_FAILED_INDEXES: tuple[_Index, ...] = (
+    ("failed_messages_due_ix", ["consumer", "available_at"], "state = 'retry'"),
+    ("failed_messages_key_ix", ["consumer", "key", "id"], "key IS NOT NULL"),
+    ("failed_messages_dead_ix", ["consumer", "id"], "state = 'dead'"),
 )
 
 
@@ -31,11 +41,19 @@ def upgrade(op: Operations, *, schema: str | None) -> None:
     _create_relay(op, schema)
     _create_pause(op, schema)
     _create_processed(op, schema)
+    _create_failed(op, schema)
 
 
 def downgrade(op: Operations, *, schema: str | None) -> None:
     """Drop the tables with what is in them."""
-    for table in ("processed_messages", "outbox_pause", "outbox_relay", "outbox_partition", "outbox_message"):
+    for table in (
+        "failed_messages",
+        "processed_messages",
+        "outbox_pause",
+        "outbox_relay",
+        "outbox_partition",
+        "outbox_message",
+    ):
         op.drop_table(table, schema=schema)
 
 
@@ -77,9 +95,7 @@ def _create_message(op: Operations, schema: str | None) -> None:
         schema=schema,
         sqlite_autoincrement=True,
     )
-    for name, columns, predicate in _MESSAGE_INDEXES:
-        where: dict[str, Any] = {"postgresql_where": sa.text(predicate), "sqlite_where": sa.text(predicate)}
-        op.create_index(conv(name), "outbox_message", columns, schema=schema, **where)
+    _create_indexes(op, "outbox_message", _MESSAGE_INDEXES, schema)
 
 
 def _create_partition(op: Operations, schema: str | None) -> None:
@@ -131,7 +147,51 @@ def _create_processed(op: Operations, schema: str | None) -> None:
         sa.Column("consumer", sa.Text(), nullable=False),
         sa.Column("message_id", sa.Text(), nullable=False),
         sa.Column("processed_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'done'")),
+        sa.Column("token", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+        sa.Column("lease_until", UtcDateTime()),
+        sa.Column("result", Headers),
         sa.PrimaryKeyConstraint("consumer", "message_id", name=conv("processed_messages_pk")),
+        sa.CheckConstraint("state IN ('processing', 'done')", name=conv("processed_messages_state_ck")),
+        sa.CheckConstraint("(state = 'processing') = (lease_until IS NOT NULL)", name=conv("processed_messages_lease_ck")),
         schema=schema,
     )
-    op.create_index(conv("processed_messages_processed_at_ix"), "processed_messages", ["processed_at"], schema=schema)
+    _create_indexes(op, "processed_messages", _PROCESSED_INDEXES, schema)
+
+
+def _create_failed(op: Operations, schema: str | None) -> None:
+    op.create_table(
+        "failed_messages",
+        sa.Column("id", BigId, sa.Identity(), nullable=False),
+        sa.Column("consumer", sa.Text(), nullable=False),
+        sa.Column("message_id", sa.Text(), nullable=False),
+        sa.Column("topic", sa.Text(), nullable=False),
+        sa.Column("key", sa.Text()),
+        sa.Column("type", sa.Text()),
+        sa.Column("content_type", sa.Text()),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.Column("headers", Headers, nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("state", sa.Text(), nullable=False, server_default=sa.text("'retry'")),
+        sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+        sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
+        sa.Column("last_error", sa.Text()),
+        sa.Column("error_class", sa.Text()),
+        sa.Column("received_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("available_at", UtcDateTime(), nullable=False, server_default=now()),
+        sa.Column("dead_at", UtcDateTime()),
+        sa.PrimaryKeyConstraint("id", name=conv("failed_messages_pk")),
+        sa.UniqueConstraint("consumer", "message_id", name=conv("failed_messages_message_uq")),
+        sa.CheckConstraint("state IN ('retry', 'blocked', 'dead')", name=conv("failed_messages_state_ck")),
+        sa.CheckConstraint("(state = 'dead') = (dead_at IS NOT NULL)", name=conv("failed_messages_dead_at_ck")),
+        sa.CheckConstraint("state <> 'blocked' OR key IS NOT NULL", name=conv("failed_messages_blocked_ck")),
+        schema=schema,
+        sqlite_autoincrement=True,
+    )
+    _create_indexes(op, "failed_messages", _FAILED_INDEXES, schema)
+
+
+def _create_indexes(op: Operations, table: str, indexes: tuple[_Index, ...], schema: str | None) -> None:
+    for name, columns, predicate in indexes:
+        text = None if predicate is None else sa.text(predicate)
+        where: dict[str, Any] = {} if text is None else {"postgresql_where": text, "sqlite_where": text}
+        op.create_index(conv(name), table, columns, schema=schema, **where)

@@ -37,7 +37,7 @@ def open_inbox() -> outbox.Inbox:
     engine = sa.create_engine(os.environ["OUTBOX_DATABASE_URL"], pool_size=8)
     inbox = outbox.Inbox("work", sessions=sessionmaker(engine))
 
-    @inbox.handles("orders.*")
+    @inbox.transactional("orders.*")
     def work(session: Session, message: outbox.Message) -> None:
         session.execute(sa.insert(effect).values(number=message.json()["number"]))
 

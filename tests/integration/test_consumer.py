@@ -35,7 +35,7 @@ def logged(caplog: pytest.LogCaptureFixture, text: str) -> list[logging.LogRecor
 def test_each_message_is_handled_and_acknowledged(shop: Shop) -> None:
     received: list[Message] = []
 
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         received.append(message)
         record(session, message)
@@ -53,7 +53,7 @@ def test_each_message_is_handled_and_acknowledged(shop: Shop) -> None:
 
 
 def test_duplicate_is_dropped_and_acknowledged(shop: Shop) -> None:
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     shop.publish("a", "b", "a")
     with running(shop.inbox, shop.broker_url) as runner:
@@ -63,7 +63,7 @@ def test_duplicate_is_dropped_and_acknowledged(shop: Shop) -> None:
 
 
 def test_two_deliveries_at_once_to_two_consumers_have_one_effect(shop: Shop) -> None:
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         until(lambda: shop.lock_waits() == 1, "the other delivery does not wait for this one")
@@ -80,7 +80,7 @@ def test_two_deliveries_at_once_to_two_consumers_have_one_effect(shop: Shop) -> 
 def test_failing_handler_is_retried_with_pauses_and_others_go_on(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     tried: list[float] = []
 
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         if message.message_id == "bad":
@@ -107,7 +107,7 @@ def test_failing_handler_is_retried_with_pauses_and_others_go_on(shop: Shop, cap
 def test_handler_that_breaks_the_transaction_is_not_acknowledged(
     shop: Shop, caplog: pytest.LogCaptureFixture, kind: str, error: str
 ) -> None:
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         if kind == "swallow":
             record(session, message)
@@ -130,7 +130,7 @@ def test_handler_that_breaks_the_transaction_is_not_acknowledged(
 
 def test_message_locked_by_another_transaction_is_requeued_and_no_failure(shop: Shop) -> None:
     inbox = shop.new_inbox(lock_timeout_s=0.05)
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     shop.declare(inbox)
     with running(inbox, shop.broker_url) as runner:
         with Session(shop.engine) as other:
@@ -155,9 +155,9 @@ def test_message_that_cannot_be_handled_is_kept_and_explained(
     shop: Shop, caplog: pytest.LogCaptureFixture, message_id: str, topic: str, more: dict[str, object], text: str
 ) -> None:
     before = shop.new_inbox()
-    before.handles("orders.*")(record)
+    before.transactional("orders.*")(record)
     shop.declare(before)
-    shop.inbox.handles("orders.placed")(record)
+    shop.inbox.transactional("orders.placed")(record)
     shop.publish(message_id, topic=topic, **more)
     with running(shop.inbox, shop.broker_url) as runner:
         until(lambda: runner.counts["failed"] == 1)
@@ -173,7 +173,7 @@ def test_async_handlers_run_at_the_same_time(shop: Shop, database_url: str) -> N
     inbox = Inbox("shipping", sessions=async_sessionmaker(engine))
     together = threading.Barrier(3)
 
-    @inbox.handles("orders.*")
+    @inbox.transactional("orders.*")
     async def handle(session: AsyncSession, message: Message) -> None:
         await session.execute(effects.insert().values(message_id=message.message_id))
         await asyncio.to_thread(together.wait, WAIT_S)
@@ -187,7 +187,7 @@ def test_async_handlers_run_at_the_same_time(shop: Shop, database_url: str) -> N
 
 
 def test_many_messages_over_several_workers(shop: Shop) -> None:
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     message_ids = [f"{number:03}" for number in range(300)]
     shop.publish(*message_ids)
@@ -200,7 +200,7 @@ def test_many_messages_over_several_workers(shop: Shop) -> None:
 def test_handler_that_outlives_the_grace_is_left_behind(shop: Shop) -> None:
     started, release = threading.Event(), threading.Event()
 
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         started.set()
         release.wait(WAIT_S)
@@ -215,7 +215,7 @@ def test_handler_that_outlives_the_grace_is_left_behind(shop: Shop) -> None:
 
 
 def test_existing_queue_of_another_type_is_used_as_it_is(shop: Shop) -> None:
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     with kombu.Connection(shop.broker_url) as connection, connection.channel() as channel:
         channel.queue_declare("shipping", durable=True, auto_delete=False, arguments={"x-max-length": 1000})
     with running(shop.inbox, shop.broker_url) as runner:
@@ -227,7 +227,7 @@ def test_existing_queue_of_another_type_is_used_as_it_is(shop: Shop) -> None:
 
 
 def test_consumer_goes_on_after_its_queue_was_deleted(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     with running(shop.inbox, shop.broker_url) as runner:
         shop.publish("a")
@@ -242,7 +242,7 @@ def test_consumer_goes_on_after_its_queue_was_deleted(shop: Shop, caplog: pytest
 
 @pytest.mark.parametrize("change", ["password", "vhost", "exchange"])
 def test_broker_that_refuses_at_the_start_is_an_error(shop: Shop, change: str) -> None:
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     url = shop.broker_url
     if change == "password":
         url = url.replace(":guest@", ":wrong@")
@@ -257,7 +257,7 @@ def test_broker_that_refuses_at_the_start_is_an_error(shop: Shop, change: str) -
 
 def test_broker_that_is_away_at_the_start_is_waited_for(database_url: str, own_rabbitmq: RabbitMQ) -> None:
     shop = Shop(database_url, own_rabbitmq.create_vhost())
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     shop.publish("a")
     own_rabbitmq.stop()
@@ -274,7 +274,7 @@ def test_consumer_goes_on_after_a_broker_restart(
     shop = Shop(database_url, own_rabbitmq.create_vhost())
     started, release = threading.Event(), threading.Event()
 
-    @shop.inbox.handles("orders.*")
+    @shop.inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         started.set()
@@ -301,7 +301,7 @@ def test_consumer_goes_on_after_a_database_restart(
 ) -> None:
     caplog.set_level(logging.INFO, "outbox")
     shop = Shop(own_postgres.create_database(), vhost_url)
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     with running(shop.inbox, shop.broker_url, workers=2) as runner:
         shop.publish("a")

@@ -27,7 +27,7 @@ from outbox import Inbox
 sessions = sessionmaker(sa.create_engine(os.environ["SHOP_DATABASE"]))
 inbox = Inbox("shipping", sessions=sessions, lock_timeout_s=None)
 
-@inbox.handles("orders.*")
+@inbox.transactional("orders.*")
 def ship(session, message):
     session.execute(sa.text("INSERT INTO effects VALUES (:id)"), {"id": message.message_id})
     session.execute(sa.text("SELECT pg_advisory_xact_lock(7)"))
@@ -42,7 +42,7 @@ if os.environ.get("SHOP_DIES_AFTER_COMMIT"):
 @pytest.fixture
 def shop(database_url: str, vhost_url: str) -> Iterator[Shop]:
     shop = Shop(database_url, vhost_url)
-    shop.inbox.handles("orders.*")(record)
+    shop.inbox.transactional("orders.*")(record)
     shop.declare()
     yield shop
     shop.close()

@@ -122,7 +122,7 @@ def test_tables_in_a_schema(engine: sa.Engine) -> None:
         connection.execute(sa.schema.CreateSchema("messaging"))
         tables.metadata.create_all(connection)
     inbox = Inbox("shipping", sessions=sessionmaker(engine), tables=tables)
-    inbox.handles("#")(record)
+    inbox.transactional("#")(record)
     assert [inbox.process(MESSAGE), inbox.process(MESSAGE)] == [Result.HANDLED, Result.DUPLICATE]
     assert count(engine, tables.processed) == 1
     assert count(engine, DEFAULT.processed) == 0
@@ -131,7 +131,7 @@ def test_tables_in_a_schema(engine: sa.Engine) -> None:
 def test_handler_that_swallows_a_database_error_undoes_everything(engine: sa.Engine) -> None:
     inbox = Inbox("shipping", sessions=sessionmaker(engine))
 
-    @inbox.handles("orders.*")
+    @inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         with pytest.raises(DBAPIError):
@@ -144,7 +144,7 @@ def test_handler_that_swallows_a_database_error_undoes_everything(engine: sa.Eng
 
 def test_a_duplicate_of_a_running_message_is_busy_after_the_lock_timeout(engine: sa.Engine) -> None:
     inbox = Inbox("shipping", sessions=sessionmaker(engine), lock_timeout_s=0.05)
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     with Session(engine) as session:
         with inbox.once(session, "m-1"):
             pass
@@ -157,7 +157,7 @@ def test_the_lock_timeout_does_not_outlive_the_transaction(engine: sa.Engine) ->
     single = sa.create_engine(engine.url, pool_size=1, max_overflow=0)
     inbox = Inbox("shipping", sessions=sessionmaker(single), lock_timeout_s=0.05)
     seen: list[str] = []
-    inbox.handles("#")(lambda session, _message: seen.append(session.scalar(sa.text("SHOW lock_timeout"))))
+    inbox.transactional("#")(lambda session, _message: seen.append(session.scalar(sa.text("SHOW lock_timeout"))))
     inbox.process(MESSAGE)
     with single.connect() as connection:
         seen.append(connection.execute(sa.text("SHOW lock_timeout")).scalar_one())
@@ -169,13 +169,13 @@ def test_async_inbox_with_a_handler_that_swallows(database_url: str, engine: sa.
     async def run() -> None:
         inbox = Inbox("shipping", sessions=async_sessionmaker(create_async_engine(database_url)))
 
-        @inbox.handles("orders.*")
+        @inbox.transactional("orders.*")
         async def handle(session: AsyncSession, message: Message) -> None:
             await session.execute(effects.insert().values(message_id=message.message_id))
             with pytest.raises(DBAPIError):
                 await session.execute(sa.text("SELECT 1 / 0"))
 
-        @inbox.handles("refunds.*")
+        @inbox.transactional("refunds.*")
         async def handle_refund(session: AsyncSession, message: Message) -> None:
             await session.execute(effects.insert().values(message_id=message.message_id))
 

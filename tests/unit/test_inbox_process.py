@@ -50,7 +50,7 @@ def count(engine: sa.Engine, table: sa.Table = effects) -> int:
 
 
 def test_a_message_is_handled_once(engine: sa.Engine, inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     assert inbox.process(MESSAGE) is Result.HANDLED
     assert inbox.process(MESSAGE) is Result.DUPLICATE
     assert count(engine) == 1
@@ -59,7 +59,7 @@ def test_a_message_is_handled_once(engine: sa.Engine, inbox: Inbox) -> None:
 def test_handler_error_undoes_its_effects_and_the_record(engine: sa.Engine, inbox: Inbox) -> None:
     failing = True
 
-    @inbox.handles("orders.*")
+    @inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         if failing:
@@ -75,15 +75,15 @@ def test_handler_error_undoes_its_effects_and_the_record(engine: sa.Engine, inbo
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_handler_that_ends_the_transaction_is_an_error(inbox: Inbox, end: str) -> None:
-    inbox.handles("orders.*")(lambda session, _message: getattr(session, end)())
+    inbox.transactional("orders.*")(lambda session, _message: getattr(session, end)())
     with pytest.raises(NoTransaction, match="inside"):
         inbox.process(MESSAGE)
 
 
 def test_the_first_matching_pattern_wins(inbox: Inbox) -> None:
     called: list[str] = []
-    inbox.handles("orders.placed")(lambda _session, _message: called.append("placed"))
-    inbox.handles("orders.*", "refunds.#")(lambda _session, _message: called.append("any"))
+    inbox.transactional("orders.placed")(lambda _session, _message: called.append("placed"))
+    inbox.transactional("orders.*", "refunds.#")(lambda _session, _message: called.append("any"))
     for number, topic in enumerate(["orders.placed", "orders.paid", "refunds.a.b"]):
         inbox.process(Message(message_id=str(number), topic=topic, payload=b""))
     assert called == ["placed", "any", "any"]
@@ -91,25 +91,25 @@ def test_the_first_matching_pattern_wins(inbox: Inbox) -> None:
 
 
 def test_topic_without_handler_is_an_error_that_names_it(inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     with pytest.raises(NoHandler, match=r"invoices\.sent"):
         inbox.process(Message(message_id="m", topic="invoices.sent", payload=b""))
 
 
 def test_message_without_id_is_an_error_that_says_what_to_do(inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     with pytest.raises(UnusableMessage, match="property message_id"):
         inbox.process(Message(message_id="", topic="orders.placed", payload=b""))
 
 
 def test_message_id_that_cannot_be_stored_is_an_error(inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     with pytest.raises(InvalidMessageId):
         inbox.process(Message(message_id="x" * 256, topic="orders.placed", payload=b""))
 
 
 def test_locked_database_is_busy(engine: sa.Engine, inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     with engine.connect() as other:
         other.exec_driver_sql("BEGIN IMMEDIATE")
         with pytest.raises(Busy):
@@ -118,12 +118,12 @@ def test_locked_database_is_busy(engine: sa.Engine, inbox: Inbox) -> None:
 
 
 def test_a_taken_or_malformed_pattern_is_refused(inbox: Inbox) -> None:
-    inbox.handles("orders.*")(record)
+    inbox.transactional("orders.*")(record)
     for bad in ("orders.*", "orders..x", "", "a b"):
         with pytest.raises(ConfigurationError):
-            inbox.handles(bad)(record)
+            inbox.transactional(bad)(record)
     with pytest.raises(ConfigurationError):
-        inbox.handles()
+        inbox.transactional()
 
 
 def test_async_handlers_need_an_async_sessionmaker_and_plain_ones_a_plain_one(inbox: Inbox) -> None:
@@ -132,16 +132,16 @@ def test_async_handlers_need_an_async_sessionmaker_and_plain_ones_a_plain_one(in
 
     for handler in (record_async, partial(record_async), Callable()):
         with pytest.raises(ConfigurationError, match="a plain def"):
-            inbox.handles("orders.*")(handler)
+            inbox.transactional("orders.*")(handler)
     with pytest.raises(ConfigurationError, match="async def"):
-        Inbox("shipping", sessions=async_sessionmaker()).handles("orders.*")(record)
+        Inbox("shipping", sessions=async_sessionmaker()).transactional("orders.*")(record)
 
 
 def test_async_inbox(engine: sa.Engine) -> None:
     async def run() -> list[Result]:
         async_engine = create_async_engine(str(engine.url).replace("sqlite:", "sqlite+aiosqlite:"))
         inbox = Inbox("shipping", sessions=async_sessionmaker(async_engine))
-        inbox.handles("orders.*")(record_async)
+        inbox.transactional("orders.*")(record_async)
         try:
             return [await inbox.process_async(MESSAGE) for _ in range(2)]
         finally:

@@ -51,7 +51,7 @@ def test_virtual_transports(inbox: Inbox, engine: sa.Engine, tmp_path: Path, url
     url = url.format(tmp_path)
     stop, failed = threading.Event(), list[Message]()
 
-    @inbox.handles("orders.*")
+    @inbox.transactional("orders.*")
     def handle(session: Session, message: Message) -> None:
         record(session, message)
         if message.message_id == "b" and not failed:
@@ -81,7 +81,7 @@ def test_virtual_transports(inbox: Inbox, engine: sa.Engine, tmp_path: Path, url
 
 
 def test_stop_before_the_start(inbox: Inbox) -> None:
-    inbox.handles("#")(record)
+    inbox.transactional("#")(record)
     stop = threading.Event()
     stop.set()
     Runner(inbox, "memory://").run(stop)
@@ -90,7 +90,7 @@ def test_stop_before_the_start(inbox: Inbox) -> None:
 def test_settings_that_cannot_work_are_refused(inbox: Inbox) -> None:
     with pytest.raises(ConfigurationError, match="no handlers"):
         Runner(inbox, "memory://")
-    inbox.handles("#")(record)
+    inbox.transactional("#")(record)
     for options in ({"workers": 0}, {"workers": 4, "prefetch": 3}):
         with pytest.raises(ConfigurationError):
             Runner(inbox, "memory://", **options)
@@ -98,13 +98,13 @@ def test_settings_that_cannot_work_are_refused(inbox: Inbox) -> None:
 
 @pytest.mark.parametrize("url", ["nonsense://host", "amqp://host:port"])
 def test_broker_url_that_cannot_be_used_is_refused(inbox: Inbox, url: str) -> None:
-    inbox.handles("#")(record)
+    inbox.transactional("#")(record)
     with pytest.raises(OutboxError, match="broker URL"):
         Runner(inbox, url)
 
 
 def test_stop_while_the_broker_is_away(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
-    inbox.handles("#")(record)
+    inbox.transactional("#")(record)
     stop = threading.Event()
     consumer = threading.Thread(target=Runner(inbox, "amqp://127.0.0.1:1//").run, args=(stop,))
     consumer.start()

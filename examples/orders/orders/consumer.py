@@ -15,7 +15,7 @@ from orders.models import Payment, Shipment
 inbox = outbox.Inbox("fulfilment", sessions=sessions)
 
 
-@inbox.handles("orders.placed")
+@inbox.transactional("orders.placed")
 def take_payment(session: Session, message: outbox.Message) -> None:
     """Take the payment, and say so: consumed, changed and produced in one transaction."""
     placed = message.json()
@@ -24,7 +24,7 @@ def take_payment(session: Session, message: outbox.Message) -> None:
     outbox.enqueue(session, PaymentTaken(order_id=order_id))
 
 
-@inbox.handles("payments.taken")
+@inbox.transactional("payments.taken")
 def ship(session: Session, message: outbox.Message) -> None:
     """Ship what has been paid."""
     session.add(Shipment(order_id=UUID(message.json()["order_id"])))
