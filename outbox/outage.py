@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -17,12 +18,13 @@ _SPEAK_EVERY_S = 30.0
 
 
 class Outage:
-    """Counts failures in a row with one server, gives the next pause, and logs the first, a few, and the end."""
+    """Counts failures in a row with one server, gives the next pause, and logs the first, a few, and the end. Thread safe."""
 
     def __init__(self, log: logging.Logger, server: str, backoff: Backoff = RECONNECT) -> None:
         self._log = log
         self._server = server
         self._backoff = backoff
+        self._lock = threading.Lock()
         self._failures = 0
         self._began_at = 0.0
         self._spoke_at = -_SPEAK_EVERY_S
@@ -30,7 +32,21 @@ class Outage:
 
     def pause_s(self, error: BaseException) -> float:
         """Note one more failure; return how many seconds to wait before the next try."""
-        now = time.monotonic()
+        with self._lock:
+            return self._failed(error, time.monotonic())
+
+    def over(self) -> None:
+        """Note that the server has answered."""
+        if not self._failures:
+            return
+        with self._lock:
+            if self._said:
+                lasted = round(time.monotonic() - self._began_at, 1)
+                self._log.info("server back", extra={"server": self._server, "tries": self._failures, "away_s": lasted})
+            self._failures = 0
+            self._said = False
+
+    def _failed(self, error: BaseException, now: float) -> float:
         self._failures += 1
         if self._failures == 1:
             self._began_at = now
@@ -40,14 +56,6 @@ class Outage:
             extra = {"server": self._server, "tries": self._failures, "error": _first_line(error)}
             self._log.warning("server away, trying again", extra=extra)
         return self._backoff.delay_s(self._failures)
-
-    def over(self) -> None:
-        """Note that the server has answered."""
-        if self._said:
-            lasted = round(time.monotonic() - self._began_at, 1)
-            self._log.info("server back", extra={"server": self._server, "tries": self._failures, "away_s": lasted})
-        self._failures = 0
-        self._said = False
 
 
 def _first_line(error: BaseException) -> str:

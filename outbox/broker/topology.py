@@ -16,10 +16,19 @@ def declare_exchange(channel: Any, exchange: str, exchange_type: str = "topic") 
     channel.exchange_declare(exchange=exchange, type=exchange_type, durable=True, auto_delete=False)
 
 
-def declare_queue(connection: Any, channel: Any, queue: str, *, amqp: bool) -> None:
-    """Make a durable queue, on RabbitMQ a quorum queue. One that exists is left alone, whatever its type and arguments."""
+ONE_AT_A_TIME = {**QUORUM_QUEUE, "x-single-active-consumer": True}
+
+
+def declare_queue(connection: Any, channel: Any, queue: str, *, amqp: bool, ordered: bool = False) -> None:
+    """Make a durable queue, on RabbitMQ a quorum queue. One that exists is left alone, whatever its type and arguments.
+
+    But one that is to be `ordered`, which is to say that it serves one consumer at a time while others stand by, must be just
+    that: another one closes the channel (406).
+    """
     if not amqp:
         channel.queue_declare(queue=queue, durable=True, auto_delete=False)
+    elif ordered:
+        channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=ONE_AT_A_TIME)
     elif not _exists(connection, queue):
         channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=QUORUM_QUEUE)
 

@@ -19,13 +19,22 @@ if TYPE_CHECKING:
 
 _LOCK_NOT_AVAILABLE = "55P03"
 _SQLITE_BUSY = 5
+_IDLE_MARGIN_S = 5.0  # the consumer itself gives it up first
 
 
-def bound_lock_waits(session: Session, tables: Tables, seconds: float | None) -> None:
-    """Limit each wait for a lock in the session's transaction, where the database can do so (PostgreSQL)."""
+def bound_waits(session: Session, tables: Tables, *, lock_timeout_s: float | None, idle_s: float) -> None:
+    """Limit, where the database can do so (PostgreSQL), each wait for a lock in the session's transaction, and each pause in it.
+
+    A handler that hangs elsewhere for longer than `idle_s` loses its transaction, and with it the locks that others wait for.
+    """
     connection = connection_of(session, tables)
-    if seconds is not None and connection.dialect.name == "postgresql":
-        connection.exec_driver_sql(f"SET LOCAL lock_timeout = {max(1, round(seconds * 1000))}")
+    if connection.dialect.name != "postgresql":
+        return
+    limits = {"idle_in_transaction_session_timeout": idle_s + _IDLE_MARGIN_S}
+    if lock_timeout_s is not None:
+        limits["lock_timeout"] = lock_timeout_s
+    settings = (f"set_config('{name}', '{max(1, round(limit * 1000))}', true)" for name, limit in limits.items())
+    connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 
 
 @contextmanager

@@ -6,11 +6,9 @@ import re
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from sqlalchemy.dialects import postgresql, sqlite
-
-from outbox.errors import ConfigurationError
 from outbox.inbox.errors import InvalidMessageId
 from outbox.inbox.transaction import OpenTransaction
+from outbox.store.dialects import insert
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
     Sync: TypeAlias = Session | scoped_session[Any] | Connection
     Async: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
-_INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 _LONGEST = 255
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and halves of surrogate pairs
 
@@ -72,10 +69,8 @@ class _Record:
         # A look first would see nothing of a transaction that has not committed yet, and both would run.
         self._transaction = OpenTransaction(target, self._tables)
         connection = self._transaction.connection
-        processed, insert = self._tables.processed, _INSERTS.get(connection.dialect.name)
-        if insert is None:
-            raise ConfigurationError(f"database {connection.dialect.name!r} is not supported; use {', '.join(_INSERTS)}")
-        statement = insert(processed).values(self._values).on_conflict_do_nothing().returning(processed.c.message_id)
+        processed = self._tables.processed
+        statement = insert(connection, processed).values(self._values).on_conflict_do_nothing().returning(processed.c.message_id)
         # Not rowcount: SQLAlchemy before 2.0.28 loses it for an INSERT, and every message would look like a duplicate.
         return connection.execute(statement).first() is not None
 

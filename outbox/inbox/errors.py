@@ -31,3 +31,7 @@ class TimeLimitExceeded(OutboxError):
 
 class LeaseLost(OutboxError):
     """The lease on the message has gone to another worker: whatever this one wants to write down comes too late."""
+
+
+class HandlersStuck(OutboxError):
+    """Too many handlers hang past their time limits; the process has to be started again."""

@@ -10,11 +10,12 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from outbox import wire
 from outbox.errors import ConfigurationError
-from outbox.inbox.busy import bound_lock_waits, busy_on_lock_timeout
+from outbox.inbox.busy import bound_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
 from outbox.inbox.errors import NoHandler, UnusableMessage
 from outbox.inbox.handlers import Handlers, Handling, Mode, Rules
-from outbox.inbox.transaction import OpenTransaction
+from outbox.inbox.limits import may_commit, within
+from outbox.inbox.transaction import OpenTransaction, connection_of
 from outbox.points import Point, reached
 from outbox.tables import DEFAULT
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Unpack
 
+    from sqlalchemy import Connection
     from sqlalchemy.ext.asyncio import async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
@@ -33,10 +35,13 @@ Handler = TypeVar("Handler", bound="Callable[[Any, Message], Any]")
 
 
 class Result(StrEnum):
-    """What `Inbox.process` did; in both cases the message can be acknowledged."""
+    """What became of one delivery; in every case the message can be acknowledged."""
 
     HANDLED = "handled"
-    DUPLICATE = "duplicate"
+    DUPLICATE = "duplicate"  # it was handled before
+    RETRY = "retry"  # it has failed, and waits among the failed messages for its next try
+    WAITING = "waiting"  # it waits there already, or behind an earlier message of its key
+    DEAD = "dead"  # it has failed for good, and waits there for an operator
 
 
 class Inbox:
@@ -45,6 +50,9 @@ class Inbox:
     `consumer` is the name that messages are recorded under: never change it, or everything still in the broker
     counts as new. `sessions` makes the sessions; an `async_sessionmaker` makes this an inbox of `async def` handlers.
     `queue` (default: the consumer's name) and `exchange` say where `outbox-consume` gets its messages.
+    `ordered` handles the messages of one key one after another, in the order of the queue, while others run beside them: one
+    that fails holds up the later ones of its key, and one that is dead does so if its `retry` policy says `block`.
+    `dead_letter_topic`: a copy of each message that is given up goes into the outbox under this topic, in the same transaction.
     `lock_timeout_s` bounds, on PostgreSQL, every wait for a lock in the transaction, the handler's own included;
     a message that meets it is requeued. None leaves the database's own setting.
 
@@ -66,13 +74,17 @@ class Inbox:
         tables: Tables = DEFAULT,
         queue: str | None = None,
         exchange: str = wire.DEFAULT_EXCHANGE,
+        ordered: bool = False,
+        dead_letter_topic: str | None = None,
         lock_timeout_s: float | None = 2.0,
     ) -> None:
         self.consumer = checked("consumer", consumer)
+        self.tables = tables
+        self.ordered = ordered
+        self.dead_letter_topic = dead_letter_topic
         self.queue = queue or consumer
         self.exchange = exchange
         self._sessions: Any = sessions
-        self._tables = tables
         self._lock_timeout_s = lock_timeout_s
         self._handlers = Handlers(is_async=hasattr(sessions.class_, "run_sync"))
 
@@ -140,7 +152,7 @@ class Inbox:
 
     def once(self, session: Any, message_id: str) -> Any:
         """Return `once(session, ...)` for this consumer, for a loop of your own."""
-        return once(session, self.consumer, message_id, tables=self._tables)
+        return once(session, self.consumer, message_id, tables=self.tables)
 
     def process(self, message: Message) -> Result:
         """Handle one message in a transaction of its own; acknowledge it after this has returned.
@@ -170,34 +182,46 @@ class Inbox:
 
     def _once(self, handling: Handling, message: Message) -> Result:
         with (
-            self._transaction() as (session, given),
-            once(session, self.consumer, message.message_id, tables=self._tables) as first,
+            self._transaction(handling.rules) as (session, given),
+            once(session, self.consumer, message.message_id, tables=self.tables) as first,
         ):
             if first:
                 self._call(handling, given, message)
-            reached(Point.BEFORE_COMMIT)
+            self._before_commit()
         return Result.HANDLED if first else Result.DUPLICATE
 
     def _again(self, handling: Handling, message: Message) -> Result:
-        with self._transaction() as (session, given):
-            transaction = OpenTransaction(session, self._tables)
+        with self._transaction(handling.rules) as (session, given):
+            transaction = OpenTransaction(session, self.tables)
             self._call(handling, given, message)
             transaction.check()
-            reached(Point.BEFORE_COMMIT)
+            self._before_commit()
         return Result.HANDLED
 
+    @staticmethod
+    def _before_commit() -> None:
+        reached(Point.BEFORE_COMMIT)
+        may_commit()  # the last word: a handler that was given up has no effect
+
     @contextmanager
-    def _transaction(self) -> Iterator[tuple[Session, Any]]:
+    def _transaction(self, rules: Rules) -> Iterator[tuple[Session, Any]]:
         """Give a session in a transaction, and what stands for it in a handler: itself, or the `AsyncSession` around it."""
         given = self._sessions()
         with given.sync_session if self.is_async else given as session, session.begin():
-            bound_lock_waits(session, self._tables, self._lock_timeout_s)
+            bound_waits(session, self.tables, lock_timeout_s=self._lock_timeout_s, idle_s=rules.time_limit_s)
             yield session, given
+
+    @contextmanager
+    def transaction(self) -> Iterator[tuple[Session, Connection]]:
+        """Give a session in a transaction of its own, and its connection, for what the inbox itself writes down."""
+        given = self._sessions()
+        with given.sync_session if self.is_async else given as session, session.begin():
+            yield session, connection_of(session, self.tables)
 
     def _call(self, handling: Handling, given: Any, message: Message) -> Any:
         """Call a handler; an `async def` one is awaited from the greenlet that `process_async` has started."""
         called = handling.handler(given, message)
-        return await_only(called) if self.is_async else called
+        return await_only(within(called, handling.rules)) if self.is_async else called
 
     async def dispose(self) -> None:
         """Close the pooled connections of an `async_sessionmaker`, which belong to the running event loop."""

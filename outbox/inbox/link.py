@@ -103,12 +103,6 @@ class Link:
             with self._broker():
                 delivery.received.ack()
 
-    def requeue(self, delivery: Delivery) -> None:
-        """Give a delivery of this link back to the broker, which delivers it again at once."""
-        if delivery.link is self and self.alive:
-            with self._broker():
-                delivery.received.reject(requeue=True)
-
     def cancel(self) -> None:
         """Take no further deliveries; those received can still be acknowledged."""
         self._on_delivery = lambda _delivery: None

@@ -1,32 +1,47 @@
-"""Lets worker threads call an inbox, also one whose handlers are `async def`: those run in one event loop."""
+"""Lets threads work with an inbox, also one whose handlers are `async def`: those run in one event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sqlalchemy.util import greenlet_spawn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outbox.inbox.inbox import Inbox, Result
-    from outbox.inbox.message import Message
+    from outbox.inbox.inbox import Inbox
+
+R = TypeVar("R")
 
 _WIND_UP_S = 5
 
 
-@contextmanager
-def processing(inbox: Inbox) -> Iterator[Callable[[Message], Result]]:
-    """Give a function that handles one message and returns its result, to be called from any thread.
+class Run(Protocol):
+    """Calls a function of an inbox."""
 
-    At the end, `async def` handlers that still run are cancelled, and so roll back.
+    def __call__(self, function: Callable[..., R], *args: Any) -> R:
+        """Call it, and return what it returns."""
+
+
+@contextmanager
+def processing(inbox: Inbox) -> Iterator[Run]:
+    """Give a way to call functions that work with an inbox, from any thread.
+
+    For an inbox of `async def` handlers they run in one event loop, each in a greenlet, in which SQLAlchemy's synchronous
+    code can wait for asynchronous drivers. At the end handlers that still run there are cancelled, and so roll back.
     """
     if not inbox.is_async:
-        yield inbox.process
+        yield lambda function, *args: function(*args)
         return
     with _loop_in_a_thread() as loop:
-        yield lambda message: asyncio.run_coroutine_threadsafe(inbox.process_async(message), loop).result()
+
+        def run(function: Callable[..., R], *args: Any) -> R:
+            return asyncio.run_coroutine_threadsafe(greenlet_spawn(function, *args), loop).result()
+
+        yield run
         with suppress(TimeoutError):  # a handler that blocks the loop
             asyncio.run_coroutine_threadsafe(_wind_up(inbox), loop).result(_WIND_UP_S)
 

@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 def declare(connection: kombu.Connection, channel: Any, inbox: Inbox) -> None:
     """Declare what is missing. Bindings of a pattern that has no handler any more stay until somebody removes them."""
     declare_exchange(channel, inbox.exchange)
-    declare_queue(connection, channel, inbox.queue, amqp=is_amqp(connection))
+    declare_queue(connection, channel, inbox.queue, amqp=is_amqp(connection), ordered=inbox.ordered)
     for pattern in inbox.patterns:
         bind(channel, inbox.queue, inbox.exchange, pattern)

@@ -1,58 +1,50 @@
-"""The threads that run handlers."""
+"""The threads that handle messages."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import dataclass
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Self
 
-from outbox.inbox.errors import UnusableMessage
-from outbox.inbox.message import Message, from_kombu
+from outbox.inbox.jobs import Finished, Job
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outbox.inbox.inbox import Result
-    from outbox.inbox.link import Delivery
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """What became of one delivery: a result, or the error; neither when its link was lost before its turn came.
-
-    `message` is None when it could not even be read.
-    """
-
-    delivery: Delivery
-    message: Message | None
-    result: Result | None = None
-    error: BaseException | None = None
 
 
 class Workers:
-    """Runs `process` for each submitted delivery in one of its threads; the outcomes come back through `finished`.
+    """Runs `handle` for each submitted job in one of its threads; the outcomes come back through `finished`.
 
-    A context manager. All methods are for the thread that made it; `wake` is called from the workers. Threads that
-    still run a handler at the end are left behind as daemons: they end with the process.
+    A context manager. All methods are for the thread that made it; `wake` is called from the workers. A thread whose handler
+    has reached its time limit is given up, and another takes its place. Those that still run at the end are left behind as
+    daemons: they end with the process.
     """
 
-    def __init__(self, process: Callable[[Message], Result], *, threads: int, wake: Callable[[], None]) -> None:
-        self._process = process
+    def __init__(self, handle: Callable[[Job], Result], *, threads: int, wake: Callable[[], None]) -> None:
+        self._handle = handle
         self._wake = wake
-        self._waiting: queue.SimpleQueue[Delivery | None] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[Finished] = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=self._work, name=f"outbox-consume-{number}", daemon=True) for number in range(threads)
-        ]
+        self._running: dict[threading.Thread, Job] = {}
+        self._given_up: list[threading.Thread] = []
+        self._threads = [self._new_thread() for _ in range(threads)]
         self.unfinished = 0
-        """How many deliveries were submitted and have not come back."""
+        """How many jobs were submitted and have not come back."""
 
-    def submit(self, delivery: Delivery) -> None:
-        """Have a delivery handled as soon as a thread is free."""
+    @property
+    def stuck(self) -> int:
+        """How many threads were given up and still hang in their handlers."""
+        self._given_up = [thread for thread in self._given_up if thread.is_alive()]
+        return len(self._given_up)
+
+    def submit(self, job: Job) -> None:
+        """Have a job done as soon as a thread is free."""
         self.unfinished += 1
-        self._waiting.put(delivery)
+        self._waiting.put(job)
 
     def finished(self) -> Iterator[Finished]:
         """Yield what has finished since the last call, without waiting."""
@@ -60,9 +52,16 @@ class Workers:
             self.unfinished -= 1
             yield self._finished.get()
 
+    def enforce_limits(self) -> None:
+        """Interrupt handlers past their soft limit; give up those past the hard one, and have that written down."""
+        for thread, job in list(self._running.items()):
+            if job.guard.enforce():
+                self._given_up.append(thread)
+                self._new_thread().start()
+                self._waiting.put(Job(job.work, job.delivery, job.guard.exceeded()))
+
     def join(self, deadline: float) -> None:
-        """Start on nothing new, and wait until all has finished or the monotonic clock reaches `deadline`."""
-        self.drop_waiting()
+        """Wait until all has finished or the monotonic clock reaches `deadline`."""
         while self.unfinished:
             try:
                 self._finished.get(timeout=max(0.0, deadline - monotonic()))
@@ -70,14 +69,15 @@ class Workers:
                 return
             self.unfinished -= 1
 
-    def drop_waiting(self) -> None:
-        """Forget the deliveries that no thread has started on."""
+    def drop_waiting(self) -> list[Job]:
+        """Forget the jobs that no thread has started on, and return them."""
+        dropped: list[Job] = []
         while not self._waiting.empty():
-            try:
-                self._waiting.get_nowait()
-            except queue.Empty:
-                return
-            self.unfinished -= 1
+            with suppress(queue.Empty):
+                job = self._waiting.get_nowait()
+                dropped += [job] if job is not None else []
+        self.unfinished -= len(dropped)
+        return dropped
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -86,24 +86,25 @@ class Workers:
 
     def __exit__(self, *_: object) -> None:
         self.drop_waiting()
-        for _thread in self._threads:
+        for _thread in range(len(self._threads) + len(self._given_up)):
             self._waiting.put(None)
 
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._work, name="outbox-consume", daemon=True)
+
     def _work(self) -> None:
-        while (delivery := self._waiting.get()) is not None:
-            self._finished.put(self._handle(delivery) if delivery.link.alive else Finished(delivery, None))
+        me = threading.current_thread()
+        while (job := self._waiting.get()) is not None:
+            self._running[me] = job
+            finished = Finished(job) if job.lost else self._try(job)
+            del self._running[me]
+            if job.guard.given_up:
+                return  # another thread has taken this one's place, and somebody has written that down
+            self._finished.put(finished)
             self._wake()
 
-    def _handle(self, delivery: Delivery) -> Finished:
-        message = None
+    def _try(self, job: Job) -> Finished:
         try:
-            message = _read(delivery)
-            return Finished(delivery, message, result=self._process(message))
+            return Finished(job, result=self._handle(job))
         except BaseException as error:  # noqa: BLE001 - also SystemExit: a handler does not end a worker
-            return Finished(delivery, message, error=error)
-
-
-def _read(delivery: Delivery) -> Message:
-    if delivery.error is not None:
-        raise UnusableMessage(f"the message cannot be unpacked: {delivery.error}") from delivery.error
-    return from_kombu(delivery.received)
+            return Finished(job, error=error)

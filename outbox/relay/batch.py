@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.relay import clock
+from outbox import clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

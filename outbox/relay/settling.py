@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from outbox.reasons import storable
 from outbox.states import OnDead, Outcome, State, Verdict, decide
 from outbox.store import settle
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 FAILED = (State.SCHEDULED, State.DEAD)
 _UNBLOCK_AT_ONCE = 1000
-_ERROR_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +150,3 @@ def _failure(each: Settlement) -> dict[str, Any]:
         "error": storable(each.verdict.reason),
         "error_kind": each.verdict.error_class,
     }
-
-
-def storable(text: str | None) -> str:
-    """Return an error text that every database takes: no NUL, no lone surrogate, not endless, not empty."""
-    clean = (text or "unknown").replace("\x00", "\\x00").encode(errors="backslashreplace").decode()
-    return clean[:_ERROR_LENGTH]

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from outbox import clock
 from outbox.points import Point, reached
-from outbox.relay import clock
 from outbox.relay.batch import Batch
 from outbox.relay.pausing import divide
 from outbox.relay.settling import FAILED, by_partition, settlements, waiting, write

@@ -6,7 +6,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
+
+from outbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +18,15 @@ if TYPE_CHECKING:
 
 
 _MOST_IDLE_S = 10.0
+_INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> Any:
+    """Return an INSERT that knows ON CONFLICT. Raises `ConfigurationError` for a database that is not supported."""
+    make = _INSERTS.get(connection.dialect.name)
+    if make is None:
+        raise ConfigurationError(f"database {connection.dialect.name!r} is not supported; use {', '.join(_INSERTS)}")
+    return make(table)
 
 
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:

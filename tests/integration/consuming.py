@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import outbox
 from outbox import Inbox, Message
 from outbox.inbox.runner import Runner
+from outbox.tables import DEFAULT
 
 WAIT_S = 30
 effects = sa.Table("effects", sa.MetaData(), sa.Column("message_id", sa.Text))
@@ -64,6 +65,11 @@ class Shop:
     def effects(self) -> list[str]:
         with self.engine.connect() as connection:
             return sorted(connection.execute(sa.select(effects.c.message_id)).scalars())
+
+    def failed(self) -> list[Any]:
+        """The rows of the failed messages, in the order in which they came."""
+        with self.engine.connect() as connection:
+            return list(connection.execute(sa.select(DEFAULT.failed).order_by(DEFAULT.failed.c.id)))
 
     def queued(self) -> int:
         """How many messages wait in the queue, apart from those a consumer has in hand."""

@@ -33,9 +33,13 @@ def ship(session, message):
     session.execute(sa.text("SELECT pg_advisory_xact_lock(7)"))
 
 if os.environ.get("SHOP_DIES_AFTER_COMMIT"):
-    @sa.event.listens_for(sessions, "after_commit")
-    def die(session):
-        os.kill(os.getpid(), signal.SIGKILL)
+    from outbox import points
+
+    def die(point):
+        if point is points.Point.BEFORE_ACK:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    points.hook = die
 """
 
 

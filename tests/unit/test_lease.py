@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from outbox.relay import clock
+from outbox import clock
 from outbox.relay.batch import Batch, Lease
 from outbox.relay.stopping import Stopping
 

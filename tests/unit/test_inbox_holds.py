@@ -1,4 +1,4 @@
-"""How failures are held back, counted and logged."""
+"""How a job is held, and how failures are told apart."""
 
 from typing import Any, cast
 
@@ -6,17 +6,17 @@ import psycopg
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from outbox.inbox.link import Delivery
-from outbox.inbox.retries import Failures, Holds
-from outbox.inbox.settling import is_database_away
+from outbox.inbox.failing import is_database_away
+from outbox.inbox.holds import Holds
+from outbox.inbox.jobs import Job
 
 
-def delivery() -> Delivery:
-    return Delivery(cast("Any", None), None)
+def job() -> Job:
+    return Job(cast("Any", None))
 
 
-def test_held_deliveries_come_back_in_time_order() -> None:
-    holds, early, late, same = Holds(), delivery(), delivery(), delivery()
+def test_held_jobs_come_back_in_time_order() -> None:
+    holds, early, late, same = Holds(), job(), job(), job()
     holds.add(late, until=3.0)
     holds.add(early, until=1.0)
     holds.add(same, until=1.0)
@@ -26,23 +26,6 @@ def test_held_deliveries_come_back_in_time_order() -> None:
     assert holds.wait_s(5.0, at_most=9) == 0.0
     assert holds.due(5.0) == [late]
     assert holds.wait_s(5.0, at_most=9) == 9
-
-
-def test_failures_are_counted_in_a_row() -> None:
-    failures = Failures()
-    assert [failures.add("a"), failures.add("b"), failures.add("a")] == [1, 1, 2]
-    failures.forget("a")
-    failures.forget("unknown")
-    assert failures.add("a") == 1
-
-
-def test_only_so_many_messages_are_remembered() -> None:
-    failures = Failures()
-    failures.add("first")
-    for number in range(10_000):
-        failures.add(str(number))
-    assert failures.add("first") == 1
-    assert failures.add("9999") == 2
 
 
 @pytest.mark.parametrize(

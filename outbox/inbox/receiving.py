@@ -1,0 +1,170 @@
+"""Handles one message to its end, of which every part is in the database before it is acknowledged: done, to be tried again, dead."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outbox.enqueueing import enqueue
+from outbox.events import Event
+from outbox.inbox import failing, stored
+from outbox.inbox.errors import NoHandler, UnusableMessage
+from outbox.inbox.handlers import Rules
+from outbox.inbox.inbox import Result
+from outbox.points import Point, reached
+from outbox.states import OnDead
+from outbox.store import failed
+from outbox.store.failed import Failure
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+    from outbox.inbox.inbox import Inbox
+    from outbox.inbox.limits import Guard
+    from outbox.inbox.message import Message
+    from outbox.store.failed import Claimed
+
+log = logging.getLogger("outbox.inbox")
+
+_MARGIN_S = 30.0  # how much longer than its time limit a try may take before it counts as dead with its process
+_AGAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A message to be handled: as it was delivered, or as it was claimed among those that have failed before."""
+
+    message: Message
+    claimed: Claimed | None = None
+
+
+class ProcessDied(Exception):
+    """The process was killed, or lost its machine, each time that it tried to handle the message."""
+
+
+class Receiver:
+    """Has messages handled by an inbox, and writes down what becomes of those that fail.
+
+    An exception means that nothing was written down, through no fault of the message: it is to be tried again, without an end.
+    All methods are plain functions; those of an inbox with `async def` handlers run in a greenlet of its event loop.
+    """
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._tables = inbox.tables
+
+    def claim(self, most: int) -> list[Work]:
+        """Take up to `most` messages whose next try is due."""
+        lease_s = max(handling.rules.time_limit_s for handling in self._inbox.handlers) + _MARGIN_S
+        with self._inbox.transaction() as (_session, connection):
+            claimed = failed.claim(connection, self._tables, self._inbox.consumer, most=most, lease_s=lease_s)
+        return [Work(stored.from_row(each.values), each) for each in claimed]
+
+    def receive(self, work: Work, guard: Guard) -> Result:
+        """Handle a message, with `guard` over its handler."""
+        message = work.message
+        try:
+            rules = self._inbox.handling_of(message).rules
+        except (NoHandler, UnusableMessage) as error:
+            return self.fail(work, error)
+        attempts = self._begin(work, rules)
+        if attempts is None:
+            return Result.WAITING
+        if attempts > rules.retry.max_attempts:
+            return self.fail(work, ProcessDied(ProcessDied.__doc__))
+        reached(Point.AFTER_COUNT)
+        try:
+            with guard.running(rules, interruptible=not self._inbox.is_async):
+                result = self._inbox.process(message)
+        except BaseException as error:
+            if guard.given_up:
+                raise  # whoever gave it up has that written down
+            if failing.is_not_its_fault(error):
+                self.give_back(work)
+                raise
+            return self.fail(work, error)
+        if attempts:
+            self._clear(message)
+        return result
+
+    def fail(self, work: Work, error: BaseException) -> Result:
+        """Write down that a try has failed, and what follows."""
+        reached(Point.BEFORE_FAILURE)
+        rules, claimed = self._rules_of(work.message), work.claimed
+        attempts = claimed.attempts if claimed else 1
+        failure = failing.decide(error, attempts=attempts, age_s=claimed.age_s if claimed else 0.0, rules=rules)
+        row = stored.to_row(self._inbox.consumer, work.message)
+        with self._inbox.transaction() as (session, connection):
+            if failed.record(connection, self._tables, row, failure, attempts=attempts) and failure.delay_s is None:
+                self._bury(session, connection, row, failure, rules)
+        self._report(work.message, error, failure, attempts)
+        return Result.DEAD if failure.delay_s is None else Result.RETRY
+
+    def give_back(self, work: Work) -> None:
+        """Let a claimed message be tried by others: this try, which has not taken place, does not count."""
+        if work.claimed is not None:
+            with self._inbox.transaction() as (_session, connection):
+                failed.postpone(connection, self._tables, work.claimed, delay_s=_AGAIN_S)
+
+    def _begin(self, work: Work, rules: Rules) -> int | None:
+        """Return how many tries were counted with this one, 0 for a first one that need not be; None if it is not to be tried now.
+
+        The broker's own mark tells that a message may have killed a process, so it is counted before it is tried again, and
+        if that has happened once more, it waits its turn among the failed ones, apart from those that came with it.
+        """
+        message, inbox = work.message, self._inbox
+        if work.claimed is not None:
+            return work.claimed.attempts
+        ordered = inbox.ordered and message.key is not None
+        if not (message.redelivered or ordered):
+            return 0
+        row = stored.to_row(inbox.consumer, message)
+        with inbox.transaction() as (_session, connection):
+            if ordered and failed.wait_behind(connection, self._tables, row, dead_block=_blocks(rules)):
+                return None
+            if not message.redelivered:
+                return 0
+            if failed.count(connection, self._tables, row, lease_s=rules.time_limit_s + _MARGIN_S):
+                return 1
+            delay_s = rules.retry.backoff.delay_s(2)
+            failed.hasten(connection, self._tables, inbox.consumer, row["message_id"], delay_s=delay_s)
+            return None
+
+    def _clear(self, message: Message) -> None:
+        with self._inbox.transaction() as (_session, connection):
+            failed.clear(connection, self._tables, self._inbox.consumer, stored.storable_id(message))
+
+    def _bury(self, session: Session, connection: Any, row: dict[str, Any], failure: Failure, rules: Rules) -> None:
+        inbox = self._inbox
+        if inbox.ordered and row["key"] is not None and not _blocks(rules):
+            failed.unblock(connection, self._tables, inbox.consumer, row["key"])
+        if inbox.dead_letter_topic is not None:
+            enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
+
+    def _rules_of(self, message: Message) -> Rules:
+        try:
+            return self._inbox.handling_of(message).rules
+        except (NoHandler, UnusableMessage):
+            return Rules()
+
+    def _report(self, message: Message, error: BaseException, failure: Failure, attempts: int) -> None:
+        extra = {"message_id": message.message_id, "topic": message.topic, "attempts": attempts}
+        traceback = None if isinstance(error, failing.EXPLAINED) else error
+        if failure.delay_s is None:
+            log.error("message given up", extra={**extra, "error": failure.error}, exc_info=traceback)
+        else:
+            extra["retry_in_s"] = round(failure.delay_s, 1)
+            log.warning("handling failed; rolled back", extra={**extra, "error": failure.error}, exc_info=traceback)
+
+
+def _blocks(rules: Rules) -> bool:
+    return rules.retry.on_dead is OnDead.BLOCK
+
+
+def _letter(topic: str, row: dict[str, Any], failure: Failure) -> Event:
+    reasons = {"dead-consumer": row["consumer"], "dead-message-id": row["message_id"], "dead-topic": row["topic"]}
+    reasons |= {"dead-error": failure.error, "dead-error-class": failure.error_class}
+    given = row["content_type"] or ""
+    content_type = given if given.isprintable() and 0 < len(given.encode()) <= 255 else "application/octet-stream"
+    return Event(topic=topic, payload=row["payload"], key=row["key"], headers=reasons, content_type=content_type)
