@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqp.exceptions import NotFound
+from amqp.exceptions import NotFound, PreconditionFailed
 
 # RabbitMQ 4 drops a message of a quorum queue after 20 returns unless the queue sets another limit. The documented
 # -1 for "no limit" makes RabbitMQ 3 drop it at the first return; a huge number means the same to both.
@@ -22,20 +22,34 @@ ONE_AT_A_TIME = {**QUORUM_QUEUE, "x-single-active-consumer": True}
 def declare_queue(connection: Any, channel: Any, queue: str, *, amqp: bool, ordered: bool = False) -> None:
     """Make a durable queue, on RabbitMQ a quorum queue. One that exists is left alone, whatever its type and arguments.
 
-    But one that is to be `ordered`, which is to say that it serves one consumer at a time while others stand by, must be just
-    that: another one closes the channel (406).
+    One that is to be `ordered` serves one consumer at a time, while others stand by. Raises `PreconditionFailed` when it exists
+    and does not.
     """
     if not amqp:
         channel.queue_declare(queue=queue, durable=True, auto_delete=False)
+        return
+    arguments = ONE_AT_A_TIME if ordered else QUORUM_QUEUE
+    if not _exists(connection, queue):
+        channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=arguments)
     elif ordered:
-        channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=ONE_AT_A_TIME)
-    elif not _exists(connection, queue):
-        channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=QUORUM_QUEUE)
+        _check_one_at_a_time(connection, queue)
 
 
 def bind(channel: Any, queue: str, exchange: str, pattern: str) -> None:
     """Bind a queue to an exchange. Each by itself: kombu's own declarations remember one binding per queue."""
     channel.queue_bind(queue=queue, exchange=exchange, routing_key=pattern)
+
+
+def _check_one_at_a_time(connection: Any, queue: str) -> None:
+    """Raise if the broker says that the queue differs in this. It names one difference only, so others may hide it."""
+    channel = connection.channel()  # of its own, because any difference closes it
+    try:
+        channel.queue_declare(queue=queue, durable=True, auto_delete=False, arguments=ONE_AT_A_TIME)
+    except PreconditionFailed as error:
+        if "x-single-active-consumer" in str(error):
+            raise
+    finally:
+        channel.close()
 
 
 def _exists(connection: Any, queue: str) -> bool:

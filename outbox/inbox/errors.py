@@ -35,3 +35,7 @@ class LeaseLost(OutboxError):
 
 class HandlersStuck(OutboxError):
     """Too many handlers hang past their time limits; the process has to be started again."""
+
+
+class ProcessDied(OutboxError):
+    """The process was killed, or lost its machine, each time that it tried to handle the message."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError, OperationalError
 
+from outbox.errors import OutboxError
 from outbox.inbox.busy import sqlstate
 from outbox.inbox.errors import Busy, InvalidMessageId, NoHandler, Permanent, UnusableMessage
 from outbox.reasons import storable
@@ -48,7 +49,7 @@ def is_permanent(error: BaseException, rules: Rules) -> bool:
     """Tell whether no further try can help."""
     if isinstance(error, (*_NEVER_BETTER, *_validation_errors(), *rules.permanent)):
         return True
-    return bool(rules.retry_on) and not isinstance(error, rules.retry_on)
+    return bool(rules.retry_on) and not isinstance(error, (*rules.retry_on, OutboxError))  # ours are not the handler's
 
 
 def decide(error: BaseException, *, attempts: int, age_s: float, rules: Rules) -> Failure:

@@ -48,7 +48,8 @@ class Rules:
     time_limit_s: float = 300.0
 
     def __post_init__(self) -> None:
-        if self.time_limit_s <= 0 or not 0 < (self.soft_limit_s or self.time_limit_s) <= self.time_limit_s:
+        soft_s = self.time_limit_s if self.soft_limit_s is None else self.soft_limit_s
+        if not 0 < soft_s <= self.time_limit_s:
             raise ConfigurationError(
                 "time_limit_s must be more than zero, and soft_limit_s, where given, more than zero and no longer than that"
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from outbox.enqueueing import enqueue
 from outbox.events import Event
 from outbox.inbox import failing, stored
-from outbox.inbox.errors import NoHandler, UnusableMessage
+from outbox.inbox.errors import NoHandler, ProcessDied, UnusableMessage
 from outbox.inbox.handlers import Rules
 from outbox.inbox.inbox import Result
 from outbox.points import Point, reached
@@ -37,10 +37,6 @@ class Work:
 
     message: Message
     claimed: Claimed | None = None
-
-
-class ProcessDied(Exception):
-    """The process was killed, or lost its machine, each time that it tried to handle the message."""
 
 
 class Receiver:
@@ -72,7 +68,7 @@ class Receiver:
         if attempts is None:
             return Result.WAITING
         if attempts > rules.retry.max_attempts:
-            return self.fail(work, ProcessDied(ProcessDied.__doc__))
+            return self.fail(work, ProcessDied())
         reached(Point.AFTER_COUNT)
         try:
             with guard.running(rules, interruptible=not self._inbox.is_async):

@@ -64,8 +64,8 @@ class Cell:
         return processes.relay(name, self.database_url, url, "--batch-size", str(BATCH), *options)
 
     def consumer(self, name: str) -> Program:
-        """Return a consumer, not started, that takes one message at a time."""
-        return processes.consumer(name, self.database_url, self.broker_url, "--workers", "1", "--prefetch", "1")
+        """Return a consumer, not started."""
+        return processes.consumer(name, self.database_url, self.broker_url, "--workers", "4")
 
     def write(self, orders: int, *, pause_s: float = 0) -> None:
         """Place so many orders, one after the other, of which every fifth is undone after its event was flushed.

@@ -35,7 +35,7 @@ def place(session: Session, number: str, customer: str) -> None:
 def open_inbox() -> outbox.Inbox:
     """Return the consumer that does the work of an order, in the database that the environment names."""
     engine = sa.create_engine(os.environ["OUTBOX_DATABASE_URL"], pool_size=8)
-    inbox = outbox.Inbox("work", sessions=sessionmaker(engine))
+    inbox = outbox.Inbox("work", sessions=sessionmaker(engine), ordered=True)
 
     @inbox.transactional("orders.*")
     def work(session: Session, message: outbox.Message) -> None:

@@ -20,9 +20,9 @@ WAIT_S = 30
 effects = sa.Table("effects", sa.MetaData(), sa.Column("message_id", sa.Text))
 
 
-def until(condition: Callable[[], object], what: str = "") -> None:
+def until(condition: Callable[[], object], what: str = "", *, within_s: float = WAIT_S) -> None:
     """Return as soon as the condition holds; fail after a deadline."""
-    deadline = time.monotonic() + WAIT_S
+    deadline = time.monotonic() + within_s
     pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, what or "the condition never came true"
