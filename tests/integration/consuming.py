@@ -62,6 +62,10 @@ class Shop:
                 producer.publish(b"{}", exchange="outbox", routing_key=topic, **options)
             channel.queue_declare(self.inbox.queue, passive=True)
 
+    def publish_many(self, number: int) -> None:
+        """Publish so many messages, numbered."""
+        self.publish(*(f"{each:05}" for each in range(number)))
+
     def effects(self) -> list[str]:
         with self.engine.connect() as connection:
             return sorted(connection.execute(sa.select(effects.c.message_id)).scalars())
