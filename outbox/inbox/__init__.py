@@ -1,7 +1,41 @@
 """The inbox: effects of a message happen once, however often the broker delivers it."""
 
+from outbox.backoff import Backoff
 from outbox.inbox.dedup import once
+from outbox.inbox.errors import (
+    Busy,
+    HandlersStuck,
+    InvalidMessageId,
+    LeaseLost,
+    NoHandler,
+    Permanent,
+    ProcessDied,
+    TimeLimitExceeded,
+    UnusableMessage,
+)
+from outbox.inbox.handlers import Handling, Mode, Rules
 from outbox.inbox.inbox import Inbox, Result
 from outbox.inbox.message import Message
+from outbox.states import OnDead, RetryPolicy
 
-__all__ = ["Inbox", "Message", "Result", "once"]
+__all__ = [
+    "Backoff",
+    "Busy",
+    "Handling",
+    "HandlersStuck",
+    "Inbox",
+    "InvalidMessageId",
+    "LeaseLost",
+    "Message",
+    "Mode",
+    "NoHandler",
+    "OnDead",
+    "Permanent",
+    "ProcessDied",
+    "Result",
+    "RetryPolicy",
+    "Rules",
+    "TimeLimitExceeded",
+    "UnusableMessage",
+    "once",
+]

@@ -155,7 +155,7 @@ class Receiver:
 
 
 def _blocks(rules: Rules) -> bool:
-    return rules.retry.on_dead is OnDead.BLOCK
+    return rules.retry.on_dead == OnDead.BLOCK
 
 
 def _letter(topic: str, row: dict[str, Any], failure: Failure) -> Event:
