@@ -21,8 +21,8 @@ from outbox.states import OnDead, RetryPolicy
 __all__ = [
     "Backoff",
     "Busy",
-    "Handling",
     "HandlersStuck",
+    "Handling",
     "Inbox",
     "InvalidMessageId",
     "LeaseLost",

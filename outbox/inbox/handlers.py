@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from outbox import topics
-from outbox.backoff import Backoff
 from outbox.errors import ConfigurationError
 from outbox.states import OnDead, RetryPolicy
 
@@ -39,9 +38,7 @@ class Rules:
     message counts as failed.
     """
 
-    retry: RetryPolicy = field(
-        default_factory=lambda: RetryPolicy(backoff=Backoff(first_s=1, ceiling_s=300), on_dead=OnDead.SKIP)
-    )
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
     retry_on: tuple[type[BaseException], ...] = ()
     permanent: tuple[type[BaseException], ...] = ()
     soft_limit_s: float | None = None
@@ -53,6 +50,8 @@ class Rules:
             raise ConfigurationError(
                 "time_limit_s must be more than zero, and soft_limit_s, where given, more than zero and no longer than that"
             )
+        if self.retry.on_dead not in (OnDead.BLOCK, OnDead.SKIP):
+            raise ConfigurationError(f"on_dead is {self.retry.on_dead!r}; a consumer knows 'block' and 'skip'")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

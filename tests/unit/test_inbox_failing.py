@@ -13,7 +13,7 @@ from outbox.errors import ConfigurationError
 from outbox.inbox.errors import Busy, Permanent, TimeLimitExceeded
 from outbox.inbox.failing import decide, is_not_its_fault
 from outbox.inbox.handlers import Rules
-from outbox.states import RetryPolicy
+from outbox.states import OnDead, RetryPolicy
 
 RETRY = RetryPolicy(max_attempts=3, backoff=Backoff(first_s=2, ceiling_s=60, floor=1.0))
 
@@ -81,6 +81,11 @@ def test_the_reason_can_be_stored() -> None:
 )
 def test_what_is_not_the_message_s_fault(error: Exception, *, innocent: bool) -> None:
     assert is_not_its_fault(error) is innocent
+
+
+def test_what_a_consumer_cannot_do_with_a_dead_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="'block' and 'skip'"):
+        Rules(retry=RetryPolicy(on_dead=OnDead.PARK))
 
 
 @pytest.mark.parametrize("limits", [{"time_limit_s": 0.0}, {"soft_limit_s": 0.0}, {"soft_limit_s": 9.0, "time_limit_s": 8.0}])
