@@ -1,4 +1,4 @@
-"""The relay's own clock for its leases."""
+"""A process's own clock for the leases that it holds."""
 
 from __future__ import annotations
 

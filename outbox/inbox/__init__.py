@@ -6,25 +6,32 @@ from outbox.inbox.errors import (
     Busy,
     HandlersStuck,
     InvalidMessageId,
+    InvalidResult,
     LeaseLost,
     NoHandler,
     Permanent,
     ProcessDied,
     TimeLimitExceeded,
+    Unfinished,
     UnusableMessage,
 )
 from outbox.inbox.handlers import Handling, Mode, Rules
 from outbox.inbox.inbox import Inbox, Result
+from outbox.inbox.lease import AsyncLease, Lease
+from outbox.inbox.leasing import leased
 from outbox.inbox.message import Message
 from outbox.states import OnDead, RetryPolicy
 
 __all__ = [
+    "AsyncLease",
     "Backoff",
     "Busy",
     "HandlersStuck",
     "Handling",
     "Inbox",
     "InvalidMessageId",
+    "InvalidResult",
+    "Lease",
     "LeaseLost",
     "Message",
     "Mode",
@@ -36,6 +43,8 @@ __all__ = [
     "RetryPolicy",
     "Rules",
     "TimeLimitExceeded",
+    "Unfinished",
     "UnusableMessage",
+    "leased",
     "once",
 ]

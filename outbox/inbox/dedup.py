@@ -6,9 +6,10 @@ import re
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
-from outbox.inbox.errors import InvalidMessageId
+from outbox.inbox.errors import Busy, InvalidMessageId, Unfinished
 from outbox.inbox.transaction import OpenTransaction
-from outbox.store.dialects import insert
+from outbox.store.dialects import insert_into
+from outbox.store.leases import standing
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def once(target: Any, consumer: str, message_id: str, *, tables: Tables = DEFAUL
     Raises at the call `InvalidMessageId` (both names are texts of 1 to 255 characters without NUL); at the start of
     the block `NoTransaction` for a connection outside a transaction or in autocommit; at its end `TransactionAborted`
     when a database error was swallowed inside, so that the COMMIT would silently roll back, and `NoTransaction` when
-    the transaction was ended inside. Roll back then, and do not acknowledge.
+    the transaction was ended inside. Roll back then, and do not acknowledge. For a message that is handled under a lease
+    (see `leased`) and not complete, it raises `Busy` while the lease runs, and `Unfinished` when it is over.
     """
     if hasattr(target, "registry"):  # a scoped session stands for the session of this thread or task
         target = target()
@@ -70,9 +72,22 @@ class _Record:
         self._transaction = OpenTransaction(target, self._tables)
         connection = self._transaction.connection
         processed = self._tables.processed
-        statement = insert(connection, processed).values(self._values).on_conflict_do_nothing().returning(processed.c.message_id)
+        statement = insert_into(connection, processed).values(self._values)
+        statement = statement.on_conflict_do_nothing().returning(processed.c.message_id)
         # Not rowcount: SQLAlchemy before 2.0.28 loses it for an INSERT, and every message would look like a duplicate.
-        return connection.execute(statement).first() is not None
+        if connection.execute(statement).first() is not None:
+            return True
+        self._refuse_unfinished(connection)
+        return False
+
+    def _refuse_unfinished(self, connection: Connection) -> None:
+        """Raise if the record is that of a lease: the message is no duplicate before its effect is complete."""
+        found = standing(connection, self._tables, **self._values)
+        if found is None or found.done:
+            return
+        if found.left_s:
+            raise Busy("a leased handler is at work on the message", retry_after_s=found.left_s)
+        raise Unfinished
 
     def check(self, _target: Session | Connection) -> None:
         self._transaction.check()

@@ -18,7 +18,14 @@ class NoHandler(OutboxError):
 
 
 class Busy(OutboxError):
-    """Another transaction holds the message, or a lock that its handler needs: worth trying again a little later."""
+    """Another worker holds the message, or a lock that its handler needs: worth trying again a little later.
+
+    `retry_after_s` is how long the other worker's lease still runs, in seconds, where there is one; it may end sooner.
+    """
+
+    def __init__(self, message: str | None = None, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Permanent(OutboxError):
@@ -39,3 +46,11 @@ class HandlersStuck(OutboxError):
 
 class ProcessDied(OutboxError):
     """The process was killed, or lost its machine, each time that it tried to handle the message."""
+
+
+class Unfinished(OutboxError):
+    """A leased handler has begun the message and was never heard of again: only leased handling can take it over."""
+
+
+class InvalidResult(OutboxError, ValueError):
+    """The result of a leased handler is nothing that can be kept as JSON."""

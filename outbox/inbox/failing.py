@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 
 from outbox.errors import OutboxError
 from outbox.inbox.busy import sqlstate
-from outbox.inbox.errors import Busy, InvalidMessageId, NoHandler, Permanent, UnusableMessage
+from outbox.inbox.errors import Busy, InvalidMessageId, LeaseLost, NoHandler, Permanent, UnusableMessage
 from outbox.reasons import storable
 from outbox.store.failed import Failure
 
@@ -21,6 +21,7 @@ EXPLAINED = (InvalidMessageId, NoHandler, UnusableMessage)
 """Errors whose text says it all; a traceback adds nothing."""
 
 _NEVER_BETTER = (Permanent, UnusableMessage, InvalidMessageId, json.JSONDecodeError, UnicodeDecodeError)
+_LONGEST_WAIT_S = 60.0
 _CONFLICTS = ("40001", "40P01")  # serialization failure, deadlock
 
 
@@ -30,8 +31,13 @@ def is_not_its_fault(error: BaseException) -> bool:
 
 
 def is_contended(error: BaseException) -> bool:
-    """Tell whether another transaction was in the way: a lock that was not to be had, a deadlock, a serialization failure."""
-    return isinstance(error, Busy) or (isinstance(error, DBAPIError) and sqlstate(error) in _CONFLICTS)
+    """Tell whether another worker was in the way: a lock or lease that was not to be had, or was lost, a conflict, a deadlock."""
+    return isinstance(error, (Busy, LeaseLost)) or (isinstance(error, DBAPIError) and sqlstate(error) in _CONFLICTS)
+
+
+def retry_after_s(error: BaseException) -> float:
+    """Return after how many seconds a contended message is worth another try: when a lease ends, but no later than in a minute."""
+    return min(getattr(error, "retry_after_s", None) or 1.0, _LONGEST_WAIT_S)
 
 
 def is_database_away(error: BaseException) -> bool:

@@ -35,7 +35,8 @@ class Rules:
     pydantic's `ValidationError`, JSON that is none). With `retry_on`, only exceptions of these classes are tried again;
     without, all others are. `retry` says how often and how far apart. After `soft_limit_s` the handler gets a
     `TimeLimitExceeded`; after `time_limit_s` its thread is given up, its transaction can no longer commit, and the
-    message counts as failed.
+    message counts as failed. A leased handler holds its message for `lease_s` at a time, and keeps it no longer than it
+    makes progress within `time_limit_s`.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -43,6 +44,7 @@ class Rules:
     permanent: tuple[type[BaseException], ...] = ()
     soft_limit_s: float | None = None
     time_limit_s: float = 300.0
+    lease_s: float = 60.0
 
     def __post_init__(self) -> None:
         soft_s = self.time_limit_s if self.soft_limit_s is None else self.soft_limit_s
@@ -52,6 +54,8 @@ class Rules:
             )
         if self.retry.on_dead not in (OnDead.BLOCK, OnDead.SKIP):
             raise ConfigurationError(f"on_dead is {self.retry.on_dead!r}; a consumer knows 'block' and 'skip'")
+        if self.lease_s <= 0:
+            raise ConfigurationError("lease_s must be more than zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,7 @@ class RuleOptions(TypedDict, total=False):
     permanent: tuple[type[BaseException], ...]
     soft_limit_s: float | None
     time_limit_s: float
+    lease_s: float
 
 
 class Handlers:

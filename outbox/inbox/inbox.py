@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
@@ -14,6 +15,8 @@ from outbox.inbox.busy import bound_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
 from outbox.inbox.errors import NoHandler, UnusableMessage
 from outbox.inbox.handlers import Handlers, Handling, Mode, Rules
+from outbox.inbox.lease_record import LeaseRecord
+from outbox.inbox.leasing import run_leased
 from outbox.inbox.limits import may_commit, within
 from outbox.inbox.transaction import OpenTransaction, connection_of
 from outbox.points import Point, reached
@@ -62,8 +65,8 @@ class Inbox:
         def ship(session, message): ...
 
     Guaranteed: an effect that a handler has through its session happens once per message id, whatever is redelivered
-    and whatever crashes. Not guaranteed: effects elsewhere (give `message.message_id` to that system as its idempotency
-    key), and any order between messages that are handled at the same time.
+    and whatever crashes. Not guaranteed: effects elsewhere (register those with `leased`), and any order between messages
+    that are handled at the same time.
     """
 
     def __init__(
@@ -118,9 +121,9 @@ class Inbox:
     def leased(self, *patterns: str, **rules: Unpack[RuleOptions]) -> Callable[[Handler], Handler]:
         """Register `handler(lease, message)`, whose effects are outside the database: a payment, an e-mail, a call over HTTP.
 
-        No transaction covers those. The message is leased (see `Lease`) before the handler runs, which hands
-        `lease.idempotency_key` to the other system; what it returns, as JSON, is kept as the result. Patterns, rules and
-        errors as for `transactional`.
+        No transaction covers those. The message is leased (see `leased`) for `lease_s` at a time before the handler runs, which
+        hands `lease.idempotency_key` to the other system; what it returns, as JSON, is kept as the result, unless it has
+        called `lease.complete` itself. Patterns, rules and errors as for `transactional`.
         """
         return self._registering(patterns, Mode.LEASED, rules)
 
@@ -155,14 +158,17 @@ class Inbox:
         return once(session, self.consumer, message_id, tables=self.tables)
 
     def process(self, message: Message) -> Result:
-        """Handle one message in a transaction of its own; acknowledge it after this has returned.
+        """Handle one message in a transaction of its own, or under a lease; acknowledge it after this has returned.
 
         Raises `NoHandler`, `UnusableMessage` and `InvalidMessageId` before anything is done, `Busy` when another transaction
         is at the same message, `TransactionAborted` and `NoTransaction` as `once` does, and whatever the handler
-        raises. After any exception everything is rolled back: deliver the message again later. When the connection
+        raises. After any exception everything is rolled back: deliver the message again later. A leased handler's effect
+        is not, see `leased`; it may also raise `LeaseLost` and `InvalidResult`. When the connection
         is lost during the COMMIT nobody knows its outcome; the next delivery finds out.
         """
         handling = self.handling_of(message)
+        if handling.mode is Mode.LEASED:
+            return self._leased(handling, message)
         with busy_on_lock_timeout():
             return self._once(handling, message) if handling.mode is Mode.TRANSACTIONAL else self._again(handling, message)
 
@@ -202,6 +208,13 @@ class Inbox:
     def _before_commit() -> None:
         reached(Point.BEFORE_COMMIT)
         may_commit()  # the last word: a handler that was given up has no effect
+
+    def _leased(self, handling: Handling, message: Message) -> Result:
+        names = {"consumer": self.consumer, "message_id": checked("message_id", message.message_id)}
+        record = LeaseRecord(self._sessions, self.tables, **names, lease_s=handling.rules.lease_s)
+        call = partial(self._call, handling, message=message)
+        first = run_leased(record, handling.rules, is_async=self.is_async, call=call)
+        return Result.HANDLED if first else Result.DUPLICATE
 
     @contextmanager
     def _transaction(self, rules: Rules) -> Iterator[tuple[Session, Any]]:

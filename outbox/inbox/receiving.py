@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("outbox.inbox")
 
 _MARGIN_S = 30.0  # how much longer than its time limit a try may take before it counts as dead with its process
-_AGAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +76,7 @@ class Receiver:
             if guard.given_up:
                 raise  # whoever gave it up has that written down
             if failing.is_not_its_fault(error):
-                self.give_back(work)
+                self.give_back(work, failing.retry_after_s(error))
                 raise
             return self.fail(work, error)
         if attempts:
@@ -97,11 +96,11 @@ class Receiver:
         self._report(work.message, error, failure, attempts)
         return Result.DEAD if failure.delay_s is None else Result.RETRY
 
-    def give_back(self, work: Work) -> None:
-        """Let a claimed message be tried by others: this try, which has not taken place, does not count."""
+    def give_back(self, work: Work, delay_s: float = 0.0) -> None:
+        """Let a claimed message be tried again in so many seconds: this try, which has not taken place, does not count."""
         if work.claimed is not None:
             with self._inbox.transaction() as (_session, connection):
-                failed.postpone(connection, self._tables, work.claimed, delay_s=_AGAIN_S)
+                failed.postpone(connection, self._tables, work.claimed, delay_s=delay_s)
 
     def _begin(self, work: Work, rules: Rules) -> int | None:
         """Return how many tries were counted with this one, 0 for a first one that need not be; None if it is not to be tried now.

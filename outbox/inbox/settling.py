@@ -7,7 +7,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from outbox.backoff import Backoff
-from outbox.inbox.failing import is_contended, is_database_away
+from outbox.inbox.failing import is_contended, is_database_away, retry_after_s
 from outbox.inbox.holds import Holds
 from outbox.points import Point, reached
 
@@ -67,7 +67,7 @@ class Settler:
         if is_contended(error):
             self._counts["busy"] += 1
             log.info("another transaction is in the way; tried again soon", extra={"message_id": message_id})
-            return BUSY.delay_s(1)
+            return max(BUSY.delay_s(1), retry_after_s(error))
         if is_database_away(error):
             return self._database.pause_s(error)
         self._counts["unwritten"] += 1

@@ -21,12 +21,12 @@ _MOST_IDLE_S = 10.0
 _INSERTS: dict[str, Any] = {"postgresql": postgresql.insert, "sqlite": sqlite.insert}
 
 
-def insert(connection: sa.Connection, table: sa.Table) -> Any:
-    """Return an INSERT that knows ON CONFLICT. Raises `ConfigurationError` for a database that is not supported."""
-    make = _INSERTS.get(connection.dialect.name)
-    if make is None:
+def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
+    """Return an INSERT that may say what happens on a conflict. Raises `ConfigurationError` for an unsupported database."""
+    insert = _INSERTS.get(connection.dialect.name)
+    if insert is None:
         raise ConfigurationError(f"database {connection.dialect.name!r} is not supported; use {', '.join(_INSERTS)}")
-    return make(table)
+    return insert(table)
 
 
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
@@ -73,3 +73,14 @@ def limit_statements(connection: sa.Connection, seconds: float) -> None:
     if connection.dialect.name == "postgresql":
         limits = {"statement_timeout": seconds, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
         connection.exec_driver_sql("; ".join(f"SET LOCAL {name} = {int(limit * 1000)}" for name, limit in limits.items()))
+
+
+def limit_waits(connection: sa.Connection, *, statement_s: float, lock_s: float) -> None:
+    """Bound, in one of our transactions on an application's connection, each statement, each wait for a lock, and each pause.
+
+    One statement that any driver prepares, unlike several SETs in one text. It ends with the transaction.
+    """
+    if connection.dialect.name == "postgresql":
+        limits = {"statement_timeout": statement_s, "lock_timeout": lock_s, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
+        settings = (sa.func.set_config(name, str(max(1, round(limit * 1000))), sa.true()) for name, limit in limits.items())
+        connection.execute(sa.select(*settings))

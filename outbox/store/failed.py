@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from outbox.sqltypes import later, now
-from outbox.store.dialects import appended, insert
+from outbox.store.dialects import appended, insert_into
 from outbox.store.plans import exactly
 from outbox.store.settle import MOST_FAILURES
 
@@ -54,7 +54,7 @@ def count(connection: sa.Connection, tables: Tables, message: Mapping[str, Any],
     Returns False, and changes nothing, when the message is in the table already. Looks it up in `failed_messages_message_uq`.
     """
     failed = tables.failed
-    counted = insert(connection, failed).values(**message, attempts=1, available_at=later(sa.literal(lease_s, sa.Float)))
+    counted = insert_into(connection, failed).values(**message, attempts=1, available_at=later(sa.literal(lease_s, sa.Float)))
     counted = counted.on_conflict_do_nothing(index_elements=_ONE)
     return connection.execute(counted.returning(failed.c.id)).first() is not None
 
@@ -95,7 +95,7 @@ def record(connection: sa.Connection, tables: Tables, message: Mapping[str, Any]
     none = sa.literal([], failed.c.failures.type)
     first = appended(connection, none, most=MOST_FAILURES, at=now(), **entry)
     more = appended(connection, failed.c.failures, most=MOST_FAILURES, at=now(), **entry)
-    statement = insert(connection, failed).values(**message, **outcome, failures=first)
+    statement = insert_into(connection, failed).values(**message, **outcome, failures=first)
     written = statement.on_conflict_do_update(
         index_elements=_ONE,
         set_={**outcome, "failures": more},
@@ -154,7 +154,7 @@ def wait_behind(connection: sa.Connection, tables: Tables, message: Mapping[str,
     head = sa.select(failed.c.id).where(*others).order_by(*order).limit(1).with_for_update(read=True)
     if connection.execute(head).first() is None:
         return False
-    waits = insert(connection, failed).values(**message, state=_BLOCKED)
+    waits = insert_into(connection, failed).values(**message, state=_BLOCKED)
     connection.execute(waits.on_conflict_do_nothing(index_elements=_ONE))
     return True
 

@@ -70,14 +70,16 @@ def expire_processed(
 ) -> Deleted:
     """Delete up to `most` records of messages that `consumer`, or all consumers, handled longer ago than that.
 
-    Walks `processed_messages_processed_at_ix` from `since` or from its start, as far as it deletes; for one consumer also past
-    what others have kept longer. Locks the rows that it deletes: a delivery of such a message that arrives meanwhile waits
-    until they are gone, and is new.
+    A message whose lease runs, or ended less long ago, keeps its record. Walks `processed_messages_processed_at_ix` from `since`
+    or from its start, as far as it deletes; for one consumer also past what others have kept longer. Locks the rows that it
+    deletes: a delivery of such a message that arrives meanwhile waits until they are gone, and is new.
     """
     processed = tables.processed
     whose = sa.true() if consumer is None else processed.c.consumer == consumer
-    time = processed.c.processed_at
-    return _delete_oldest(connection, processed, time, whose, older_than_s=older_than_s, since=since, most=most)
+    until = processed.c.lease_until
+    unleased = sa.or_(until.is_(None), until <= later(sa.literal(-older_than_s, sa.Float)))
+    time, which = processed.c.processed_at, sa.and_(whose, unleased)
+    return _delete_oldest(connection, processed, time, which, older_than_s=older_than_s, since=since, most=most)
 
 
 def expire_relays(

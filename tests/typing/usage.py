@@ -8,11 +8,12 @@ from uuid import UUID
 
 import pydantic
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import outbox
 from outbox import Event, Inbox, Message, Tables, enqueue, enqueue_many
+from outbox.inbox import AsyncLease, Lease, leased
 
 
 @outbox.event(topic="orders.placed", key="order_id")
@@ -83,3 +84,26 @@ def mistakes_are_seen(engine: sa.Engine, session: Session) -> None:
 def lazy_names_are_classes(inbox: Inbox, message: Message) -> None:
     assert_type(inbox, Inbox)
     assert_type(message, Message)
+
+
+def a_lease_is_plain_with_plain_sessions(sessions: sessionmaker[Session], inbox: Inbox) -> None:
+    with leased(sessions, "payments", "m-1", lease_s=30, time_limit_s=60) as lease, sessions.begin() as session:
+        assert_type(lease, Lease)
+        assert_type(lease.idempotency_key, str)
+        lease.progress()
+        lease.complete({"charge": 1}, session=session)
+
+    @inbox.leased("orders.*", lease_s=30)
+    def charge(lease: Lease, message: Message) -> dict[str, str]:
+        return {lease.idempotency_key: message.topic}
+
+    assert_type(charge(lease, Message(message_id="m", topic="t", payload=b"")), dict[str, str])
+
+
+async def a_lease_is_awaited_with_async_sessions(sessions: async_sessionmaker[AsyncSession]) -> None:
+    async with leased(sessions, "payments", "m-1") as lease, sessions.begin() as session:
+        assert_type(lease, AsyncLease)
+        await lease.complete(None, session=session)
+        lease.complete()  # type: ignore[unused-coroutine]
+    with leased(sessions, "payments", "m-1"):  # type: ignore[attr-defined]
+        pass
