@@ -17,10 +17,12 @@ from sqlalchemy import NullPool, create_engine, inspect, make_url, text
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 from tests.servers import postgres, rabbitmq
+from tests.servers import redis as redis_module
 from tests.servers.postgres import Databases, Postgres
 from tests.servers.rabbitmq import RabbitMQ, VirtualHosts
+from tests.servers.redis import Keyspaces, Redis
 
-GIVEN = {postgres.URL_VARIABLE, rabbitmq.URL_VARIABLE} & os.environ.keys()
+GIVEN = {postgres.URL_VARIABLE, rabbitmq.URL_VARIABLE, redis_module.URL_VARIABLE} & os.environ.keys()
 
 
 def execute(url: str, *statements: str) -> None:
@@ -122,8 +124,29 @@ def test_rabbitmqctl_reaches_the_private_node(own_rabbitmq: RabbitMQ) -> None:
         own_rabbitmq.ctl("no_such_command")
 
 
+def test_keyspaces_are_isolated(redis: Keyspaces, redis_url: str) -> None:
+    other = redis.create_keyspace()
+    if other == redis_url:
+        pytest.skip("of a given Redis there is one database only")
+    put(redis_url, "mine")
+    with Connection(other) as connection:
+        assert connection.default_channel._size("kept") == 0
+    redis.drop_keyspace(other)
+    assert take(redis_url) == "mine"
+
+
+@pytest.mark.parametrize("ending", [Redis.stop, Redis.kill])
+def test_redis_keeps_data_across_a_restart(own_redis: Redis, ending: Callable[[Redis], None]) -> None:
+    url = own_redis.create_keyspace()
+    put(url, "kept")
+    ending(own_redis)
+    assert not listens(own_redis.port)
+    own_redis.start()
+    assert take(url) == "kept"
+
+
 @pytest.mark.skipif(bool(GIVEN), reason="running servers are given, so there may be none to start here")
-@pytest.mark.parametrize("server", ["postgres.Postgres", "rabbitmq.RabbitMQ"])
+@pytest.mark.parametrize("server", ["postgres.Postgres", "rabbitmq.RabbitMQ", "redis.Redis"])
 def test_a_server_ends_with_the_process_that_started_it(server: str) -> None:
     module, name = server.split(".")
     code = f"""if True:

@@ -9,7 +9,10 @@ fi
 if [ -z "${OUTBOX_TEST_RABBITMQ_URL:-}" ]; then
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || command -v rabbitmq-server >/dev/null || missing+=(rabbitmq-server)
 fi
+if [ -z "${OUTBOX_TEST_REDIS_URL:-}" ]; then
+    command -v redis-server >/dev/null || missing+=(redis-server)
+fi
 [ ${#missing[@]} -gt 0 ] || exit 0
 
-export APT_INSTALL_HINT="name running servers in OUTBOX_TEST_POSTGRES_URL and OUTBOX_TEST_RABBITMQ_URL"
+export APT_INSTALL_HINT="name running servers in OUTBOX_TEST_POSTGRES_URL, OUTBOX_TEST_RABBITMQ_URL and OUTBOX_TEST_REDIS_URL"
 "$(dirname "$0")/../../.ci/apt-install" "${missing[@]}"
