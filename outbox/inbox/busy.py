@@ -22,7 +22,7 @@ _SQLITE_BUSY = 5
 _IDLE_MARGIN_S = 5.0  # the consumer itself gives it up first
 
 
-def bound_waits(session: Session, tables: Tables, *, lock_timeout_s: float | None, idle_s: float) -> None:
+def bound_waits(session: Session, tables: Tables, *, lock_timeout_s: float | None, idle_s: float | None = None) -> None:
     """Limit, where the database can do so (PostgreSQL), each wait for a lock in the session's transaction, and each pause in it.
 
     A handler that hangs elsewhere for longer than `idle_s` loses its transaction, and with it the locks that others wait for.
@@ -30,9 +30,13 @@ def bound_waits(session: Session, tables: Tables, *, lock_timeout_s: float | Non
     connection = connection_of(session, tables)
     if connection.dialect.name != "postgresql":
         return
-    limits = {"idle_in_transaction_session_timeout": idle_s + _IDLE_MARGIN_S}
+    limits: dict[str, float] = {}
     if lock_timeout_s is not None:
         limits["lock_timeout"] = lock_timeout_s
+    if idle_s is not None:
+        limits["idle_in_transaction_session_timeout"] = idle_s + _IDLE_MARGIN_S
+    if not limits:
+        return
     settings = (f"set_config('{name}', '{max(1, round(limit * 1000))}', true)" for name, limit in limits.items())
     connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 

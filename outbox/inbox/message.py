@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outbox import wire
+from outbox.inbox.ids import message_id_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +19,7 @@ class Message:
     """One message, whatever broker it came through.
 
     `message_id` is the same in every delivery of the message, and empty when its publisher set none (then `Inbox`
-    refuses it). `topic` is the name it was enqueued under, `key` its ordering key, `type` and `content_type` what the
+    refuses it); of a CloudEvent without one it is made of its source and id. `topic` is the name it was enqueued under, `key` its ordering key, `type` and `content_type` what the
     publisher said about the `payload`. `payload` is exactly the bytes that were published. `headers` holds
     all of its headers, the relay's own included. `redelivered` says that the broker has delivered it before; False
     does not mean that nobody has handled it.
@@ -43,7 +44,7 @@ def from_kombu(received: Any) -> Message:
     headers, properties, delivery = received.headers, received.properties, received.delivery_info
     key = headers.get(wire.KEY_HEADER)
     return Message(
-        message_id=str(properties.get("message_id") or ""),
+        message_id=message_id_of(properties, headers) or "",
         topic=str(headers.get(wire.TOPIC_HEADER) or delivery.get("routing_key") or ""),
         payload=_bytes(received.body, received.content_encoding),
         key=None if key is None else str(key),

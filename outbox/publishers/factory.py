@@ -10,6 +10,7 @@ from outbox.errors import ConfigurationError
 from outbox.publishers.kombu import KombuPublisher
 from outbox.publishers.rabbitmq import CONFIRM_TIMEOUT_S, RabbitMQPublisher
 from outbox.publishers.transports import TRANSPORTS, UNKNOWN, Acknowledged
+from outbox.rqjob import SCHEME
 
 if TYPE_CHECKING:
     from outbox.publishers.base import Publisher
@@ -21,11 +22,13 @@ _NOT_A_URL = "the broker URL cannot be read; expected amqp://user:password@host:
 def open_publisher(
     url: str, routes: Routes, *, allow_unconfirmed: bool = False, confirm_timeout_s: float = CONFIRM_TIMEOUT_S
 ) -> Publisher:
-    """Return the publisher for a kombu URL. Does not connect.
+    """Return the publisher for a kombu URL, or for RQ's queues on Redis for `rq+` and a URL of Redis. Does not connect.
 
     Raises `ConfigurationError` for a URL that cannot work, and for a transport that cannot tell whether a message
     has arrived, unless `allow_unconfirmed`.
     """
+    if url.startswith(SCHEME):
+        return _rq_publisher(url, timeout_s=confirm_timeout_s)
     name = transport_name(url)
     if name == "pyamqp":
         try:
@@ -50,6 +53,12 @@ def open_publisher(
     ) as error:  # without its package one transport raises ImportError, others AttributeError, NameError, RuntimeError
         message = f"broker transport {name!r} cannot be loaded; is the package that it needs installed? ({error})"
         raise ConfigurationError(message) from error
+
+
+def _rq_publisher(url: str, *, timeout_s: float) -> Publisher:
+    from outbox.publishers.rq import RqPublisher  # RQ is optional
+
+    return RqPublisher(url, timeout_s=timeout_s)
 
 
 def transport_name(url: str) -> str:
