@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from contextlib import contextmanager
 from enum import StrEnum
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from outbox.inbox.handlers import RuleOptions
     from outbox.inbox.message import Message
     from outbox.tables import Tables
+
+log = logging.getLogger("outbox.inbox")
 
 Handler = TypeVar("Handler", bound="Callable[[Any, Message], Any]")
 
@@ -87,7 +91,7 @@ class Inbox:
         self.dead_letter_topic = dead_letter_topic
         self.queue = queue or consumer
         self.exchange = exchange
-        self._sessions: Any = sessions
+        self.sessions: Any = sessions
         self._lock_timeout_s = lock_timeout_s
         self._handlers = Handlers(is_async=hasattr(sessions.class_, "run_sync"))
 
@@ -200,7 +204,7 @@ class Inbox:
         with self._transaction(handling.rules) as (session, given):
             transaction = OpenTransaction(session, self.tables)
             self._call(handling, given, message)
-            transaction.check()
+            transaction.check(may_be_empty=True)
             self._before_commit()
         return Result.HANDLED
 
@@ -211,7 +215,7 @@ class Inbox:
 
     def _leased(self, handling: Handling, message: Message) -> Result:
         names = {"consumer": self.consumer, "message_id": checked("message_id", message.message_id)}
-        record = LeaseRecord(self._sessions, self.tables, **names, lease_s=handling.rules.lease_s)
+        record = LeaseRecord(self.sessions, self.tables, **names, lease_s=handling.rules.lease_s)
         call = partial(self._call, handling, message=message)
         first = run_leased(record, handling.rules, is_async=self.is_async, call=call)
         return Result.HANDLED if first else Result.DUPLICATE
@@ -219,7 +223,7 @@ class Inbox:
     @contextmanager
     def _transaction(self, rules: Rules) -> Iterator[tuple[Session, Any]]:
         """Give a session in a transaction, and what stands for it in a handler: itself, or the `AsyncSession` around it."""
-        given = self._sessions()
+        given = self.sessions()
         with given.sync_session if self.is_async else given as session, session.begin():
             bound_waits(session, self.tables, lock_timeout_s=self._lock_timeout_s, idle_s=rules.time_limit_s)
             yield session, given
@@ -227,17 +231,28 @@ class Inbox:
     @contextmanager
     def transaction(self) -> Iterator[tuple[Session, Connection]]:
         """Give a session in a transaction of its own, and its connection, for what the inbox itself writes down."""
-        given = self._sessions()
+        given = self.sessions()
         with given.sync_session if self.is_async else given as session, session.begin():
             yield session, connection_of(session, self.tables)
 
     def _call(self, handling: Handling, given: Any, message: Message) -> Any:
         """Call a handler; an `async def` one is awaited from the greenlet that `process_async` has started."""
-        called = handling.handler(given, message)
-        return await_only(within(called, handling.rules)) if self.is_async else called
+        pid = os.getpid()
+        try:
+            called = handling.handler(given, message)
+            return await_only(within(called, handling.rules)) if self.is_async else called
+        finally:
+            if os.getpid() != pid:
+                _leave_fork()
 
     async def dispose(self) -> None:
         """Close the pooled connections of an `async_sessionmaker`, which belong to the running event loop."""
-        bind = self._sessions.kw.get("bind")
+        bind = self.sessions.kw.get("bind")
         if bind is not None:
             await bind.dispose()
+
+
+def _leave_fork() -> NoReturn:
+    """End a child that a handler has forked and let return: it shares its parent's connections, and would commit on them."""
+    log.critical("a handler has forked, and the child came back from it; the child ends here, use os._exit or subprocess in it")
+    os._exit(1)

@@ -19,7 +19,7 @@ _NONE = (
     "the connection has not begun one, or commits every statement by itself (AUTOCOMMIT)"
 )
 _ENDED = "the transaction was committed or rolled back by the code inside; leave that to whoever began it"
-_INTRANS = 2  # libpq's PQTRANS_INTRANS, which psycopg 2 and 3 report
+_IDLE, _INTRANS = 0, 2  # libpq's PQTRANS_IDLE and PQTRANS_INTRANS, which psycopg 2 and 3 report
 
 
 class OpenTransaction:
@@ -33,15 +33,26 @@ class OpenTransaction:
         except NoTransaction as error:
             raise NoTransaction(_NONE) from error
         self._begun = self.connection.get_transaction()
+        self._was_idle = _is_idle(self.connection)
 
-    def check(self) -> None:
-        """Raise `TransactionAborted` if it can no longer commit, `NoTransaction` if somebody has ended it."""
+    def check(self, *, may_be_empty: bool = False) -> None:
+        """Raise `TransactionAborted` if it can no longer commit, `NoTransaction` if somebody has ended it.
+
+        With `may_be_empty` it may also be one in which no statement was executed.
+        """
         if isinstance(self._target, Session) and not self._target.is_active:
             raise TransactionAborted
         if self._begun is None or not self._begun.is_active or self._begun is not self.connection.get_transaction():
             raise NoTransaction(_ENDED)
+        if may_be_empty and self._is_empty():
+            return
         if not _can_commit(self.connection):
             raise TransactionAborted
+
+    def _is_empty(self) -> bool:
+        if isinstance(self._target, Session):
+            self._target.flush()
+        return self._was_idle and _is_idle(self.connection)
 
 
 def connection_of(target: Session | sa.Connection, tables: Tables) -> sa.Connection:
@@ -58,6 +69,13 @@ def connection_of(target: Session | sa.Connection, tables: Tables) -> sa.Connect
         raise ConfigurationError("the session has binds= for other tables, but not for processed_messages; add it") from error
     except InvalidRequestError as error:  # Session(autobegin=False)
         raise NoTransaction(f"the session has no usable transaction: {error}") from error
+
+
+def _is_idle(connection: sa.Connection) -> bool:
+    """Tell whether nothing has begun in the database yet: drivers wait for the first statement, SQLite's for the first change."""
+    driver: Any = connection.connection.driver_connection
+    status = getattr(getattr(driver, "info", None), "transaction_status", None)
+    return int(status) == _IDLE if status is not None else not getattr(driver, "in_transaction", True)
 
 
 def _can_commit(connection: sa.Connection) -> bool:

@@ -399,3 +399,43 @@ def test_of_two_ordered_consumers_one_stands_by_and_takes_over(shop: Shop) -> No
         until(lambda: shop.failed() == [])
         assert standby.counts["handled"] > 0
     assert order == names
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_a_child_that_a_handler_has_forked_has_no_part_in_its_transaction(shop: Shop, tmp_path: Path, *, raises: bool) -> None:
+    (tmp_path / "app.py").write_text(FORKING)
+    shop.inbox.transactional("orders.*")(record)
+    shop.declare()
+    shop.publish("a", "b")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OUTBOX_BROKER_URL": shop.broker_url}
+    env |= {"SHOP_DATABASE": shop.engine.url.render_as_string(hide_password=False), "SHOP_CHILD_RAISES": "x" * raises}
+    command = [sys.executable, "-W", "ignore", "-m", "outbox.cli.consume", "app:inbox"]
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True) as process:
+        until(lambda: shop.effects() == ["a", "b"])
+        until(lambda: shop.queued() == 0)
+        process.terminate()
+        _, said = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0
+    assert said.count("a handler has forked") == 2
+    assert said.count("INFO outbox.inbox stopped") == 1
+    assert shop.effects() == ["a", "b"]
+    assert shop.failed() == []
+
+
+FORKING = """
+import os
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+from outbox import Inbox
+
+inbox = Inbox("shipping", sessions=sessionmaker(sa.create_engine(os.environ["SHOP_DATABASE"])))
+
+@inbox.transactional("orders.*")
+def ship(session, message):
+    session.execute(sa.text("INSERT INTO effects VALUES (:id)"), {"id": message.message_id})
+    child = os.fork()
+    if child:
+        os.waitpid(child, 0)
+    elif os.environ["SHOP_CHILD_RAISES"]:
+        raise RuntimeError("in the child")
+"""

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import outbox
 from outbox import Event, Inbox, Message, Tables, enqueue, enqueue_many
 from outbox.inbox import AsyncLease, Lease, leased
+from outbox.testing import Enqueued, Redelivered, assert_enqueued, drain, enqueued, redeliver, refute_enqueued
 
 
 @outbox.event(topic="orders.placed", key="order_id")
@@ -107,3 +108,17 @@ async def a_lease_is_awaited_with_async_sessions(sessions: async_sessionmaker[As
         lease.complete()  # type: ignore[unused-coroutine]
     with leased(sessions, "payments", "m-1"):  # type: ignore[attr-defined]
         pass
+
+
+def tests_of_plain_code_get_values(engine: sa.Engine, session: Session, inbox: Inbox, message: Message) -> None:
+    assert_type(assert_enqueued(session, topic="a", key="1", payload={}, headers={}, times=2), list[Enqueued])
+    assert_type(enqueued(engine), list[Enqueued])
+    assert_type(drain(session, to=inbox), list[Message])
+    assert_type(redeliver(inbox, message, metadata=outbox.metadata), Redelivered)
+
+
+async def tests_of_async_code_await_them(connection: AsyncConnection, session: AsyncSession) -> None:
+    assert_type(await assert_enqueued(session, topic="a"), list[Enqueued])
+    assert_type(await drain(connection), list[Message])
+    refute_enqueued(session, topic="a")  # type: ignore[unused-coroutine]
+    await refute_enqueued(session, topic="a")

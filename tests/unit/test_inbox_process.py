@@ -155,3 +155,17 @@ def test_json() -> None:
     assert MESSAGE.json() == {"order": 7}
     with pytest.raises(ValueError, match="Expecting value"):
         Message(message_id="m", topic="t", payload=b"<xml>").json()
+
+
+def test_idempotent_handler_may_find_nothing_to_do(inbox: Inbox) -> None:
+    inbox.idempotent("orders.*", because="it does nothing")(lambda _session, _message: None)
+    assert inbox.process(MESSAGE) is Result.HANDLED
+
+
+def test_idempotent_handler_may_leave_everything_to_the_flush(engine: sa.Engine, inbox: Inbox) -> None:
+    @inbox.idempotent("orders.*", because="consumers deduplicate")
+    def handle(session: Session, _message: Message) -> None:
+        outbox.enqueue(session, outbox.Event(topic="orders.seen", payload={}))
+
+    assert inbox.process(MESSAGE) is Result.HANDLED
+    assert count(engine, DEFAULT.message) == 1
