@@ -1,4 +1,4 @@
-"""A process's own clock for the leases that it holds."""
+"""A process's own clock, for leases and for what hangs."""
 
 from __future__ import annotations
 

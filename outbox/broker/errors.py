@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqp.exceptions import AccessRefused, AMQPError, ChannelError, NotAllowed, NotFound, PreconditionFailed
+from amqp.exceptions import AccessRefused, AMQPError, ChannelError, ConnectionForced, NotAllowed, NotFound, PreconditionFailed
 from kombu.exceptions import KombuError
 
 # kombu's own source: py-amqp sometimes raises AttributeError when the connection is lost.
@@ -14,6 +14,15 @@ REFUSED = (AccessRefused, NotAllowed, NotFound, PreconditionFailed)
 
 CHANNEL_CLOSED = (ChannelError,)
 """The broker closed one channel: something that was sent on it is wrong."""
+
+
+def is_unexplained(error: BaseException) -> bool:
+    """Tell whether the connection broke without a reason that has nothing to do with what was sent.
+
+    Such reasons are an operator's (320: a shutdown, maintenance), and our own impatience with a socket that stalls.
+    """
+    impatient = isinstance(error, TimeoutError) and error.errno is None
+    return not impatient and not isinstance(error, ConnectionForced)
 
 
 def describe(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from outbox.topics import is_pattern
 KNOWN = (
     "database_url", "broker_url", "schema", "lease", "confirm_timeout", "poll_interval", "batch_size", "grace",
     "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead", "retention", "inbox_retention", "allow_unconfirmed",
-    "log_level", "routes", "policies",
+    "log_level", "health", "routes", "policies",
 )  # fmt: skip
 _TABLES = ("routes", "policies")
 _POLICY = ("topics", "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead")

@@ -13,9 +13,12 @@ from outbox.cli import logs, options
 from outbox.cli.exit import Command
 from outbox.cli.types import DURATION
 from outbox.errors import ConfigurationError
+from outbox.http.health import answering
 from outbox.inbox.inbox import Inbox
-from outbox.inbox.runner import Runner
+from outbox.inbox.runner import HANGS_S, Runner
 from outbox.lifecycle import stop_on_signals
+from outbox.systemd import notifying
+from outbox.vitals import Vitals
 
 
 @click.command(cls=Command, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -26,9 +29,19 @@ from outbox.lifecycle import stop_on_signals
     "--prefetch", "How many to take from the broker at a time [default: 20 more than workers].", type=click.IntRange(1)
 )
 @options.setting("--grace", "After SIGTERM, how long running handlers may take.", type=DURATION, default="25s")
+@options.health
 @options.log_level
 @click.version_option(package_name="outbox-relay", prog_name="outbox-consume")
-def main(*, inbox: str, broker_url: str, workers: int, prefetch: int | None, grace: float, log_level: str) -> None:
+def main(
+    *,
+    inbox: str,
+    broker_url: str,
+    workers: int,
+    prefetch: int | None,
+    grace: float,
+    health: tuple[str, int] | None,
+    log_level: str,
+) -> None:
     """Handle the messages of MODULE:INBOX, an `outbox.Inbox` of your application.
 
     The current folder is on the import path. SIGTERM or Ctrl-C stops in two phases: it takes nothing new, and finishes
@@ -38,8 +51,10 @@ def main(*, inbox: str, broker_url: str, workers: int, prefetch: int | None, gra
     Example: outbox-consume shop.shipping:inbox --broker-url amqp://guest:guest@mq// --workers 4
     """
     logs.setup(log_level)
-    runner = Runner(find_inbox(inbox), broker_url, workers=workers, prefetch=prefetch, grace_s=grace)
-    runner.run(stop_on_signals())
+    stop, vitals = stop_on_signals(), Vitals(limit_s=HANGS_S)
+    runner = Runner(find_inbox(inbox), broker_url, workers=workers, prefetch=prefetch, grace_s=grace, vitals=vitals)
+    with answering(health, vitals, check=runner.check), notifying(vitals, stop):
+        runner.run(stop)
 
 
 def find_inbox(path: str) -> Inbox:

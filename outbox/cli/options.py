@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from outbox.cli.types import ADDRESS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -40,6 +42,12 @@ broker_url = click.option(
     required=True,
     metavar="URL",
     help="The broker, as kombu writes it, e.g. amqp://user:password@host:5672/vhost",
+)
+health = setting(
+    "--health",
+    "Answer /livez, /readyz and /startupz over HTTP there, e.g. 127.0.0.1:8080; a bare port is on 127.0.0.1 [default: off].",
+    type=ADDRESS,
+    metavar="HOST:PORT",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of text.")
 log_level = click.option(

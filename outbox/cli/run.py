@@ -8,10 +8,14 @@ from outbox.backoff import Backoff
 from outbox.cli import config, logs, options
 from outbox.cli.exit import Command
 from outbox.cli.types import DURATION
+from outbox.http.health import answering
 from outbox.lifecycle import stop_on_signals
+from outbox.relay.readiness import database_check
 from outbox.relay.service import run_relay
 from outbox.settings import RelaySettings
 from outbox.states import OnDead, RetryPolicy
+from outbox.systemd import notifying
+from outbox.vitals import Vitals
 
 
 @click.command(cls=Command)
@@ -49,6 +53,7 @@ from outbox.states import OnDead, RetryPolicy
     type=DURATION,
 )
 @options.setting("--allow-unconfirmed", "Use a transport that cannot tell whether messages arrive.", default=False, is_flag=True)
+@options.health
 @options.log_level
 @click.pass_context
 def run(
@@ -70,6 +75,7 @@ def run(
     retention: float | None,
     inbox_retention: float | None,
     allow_unconfirmed: bool,
+    health: tuple[str, int] | None,
     log_level: str,
 ) -> None:
     """Publish what was committed, until stopped.
@@ -102,4 +108,6 @@ def run(
         allow_unconfirmed=allow_unconfirmed,
     )
     logs.setup(log_level)
-    run_relay(settings, stop_on_signals())
+    stop, vitals = stop_on_signals(), Vitals(limit_s=settings.lease_s)
+    with database_check(settings) as check, answering(health, vitals, check=check), notifying(vitals, stop):
+        run_relay(settings, stop, vitals=vitals)

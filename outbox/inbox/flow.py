@@ -27,18 +27,24 @@ if TYPE_CHECKING:
     from outbox.inbox.link import Delivery
     from outbox.inbox.processing import Run
     from outbox.inbox.receiving import Work
+    from outbox.progress import Progress
 
 log = logging.getLogger("outbox.inbox")
 
 DATABASE_AWAY = Backoff(first_s=0.5, ceiling_s=5, floor=0.5)
 _MOST_STUCK = 10
 _LAST_WORDS_S = 2.0
+_MARGIN_S = 5.0
 
 
 class Flow:
     """A context manager; all methods are for the thread that owns the link to the broker."""
 
-    def __init__(self, inbox: Inbox, run: Run, *, counts: Counter[str], threads: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, inbox: Inbox, run: Run, *, counts: Counter[str], progress: Progress, threads: int, wake: Callable[[], None]
+    ) -> None:
+        self._inbox = inbox
+        self._progress = progress
         database = Outage(log, "database", DATABASE_AWAY)
         self._receiver = Receiver(inbox)
         self._run = run
@@ -77,6 +83,10 @@ class Flow:
         """Return how long it is, in seconds, until something is due."""
         return self._settler.wait_s(at_most=at_most)
 
+    def check(self) -> None:
+        """Ask the database whether it answers and has the tables. Raises what is wrong; callable from any thread."""
+        self._run(self._receiver.check)
+
     def stop(self) -> None:
         """Begin on nothing new, and give back what was claimed and not begun."""
         self._stopping = True
@@ -105,7 +115,11 @@ class Flow:
     def _handle(self, job: Job) -> Result:
         if job.error is not None:
             return self._run(self._receiver.fail, job.work, job.error)
-        return self._run(self._receiver.receive, job.work, job.guard)
+        message = job.work.message
+        limit_s = self._inbox.rules_of(message).time_limit_s + _MARGIN_S  # by then it has been given up, and hangs on
+        with self._progress.task(f"handling {message.topic} {message.message_id}", limit_s=limit_s) as task:
+            job.guard.on_progress = task.note
+            return self._run(self._receiver.receive, job.work, job.guard)
 
     def _submit(self, job: Job) -> None:
         if self._keys is None or self._keys.admit(job):

@@ -190,6 +190,13 @@ class Inbox:
             raise NoHandler(f"{text} the topic from queue {self.queue!r}")
         return handling
 
+    def rules_of(self, message: Message) -> Rules:
+        """Return what a failure of a message leads to, also of one that nothing here handles."""
+        try:
+            return self.handling_of(message).rules
+        except (NoHandler, UnusableMessage):
+            return Rules()
+
     def _once(self, handling: Handling, message: Message) -> Result:
         with (
             self._transaction(handling.rules) as (session, given),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.util import greenlet_spawn
 
 from outbox.inbox.idempotency import idempotency_key
+from outbox.inbox.limits import current
 
 if TYPE_CHECKING:
     from outbox.inbox.dedup import Async, Sync
@@ -18,6 +19,7 @@ class _Held:
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
+        self._guard = current()
 
     @property
     def first(self) -> bool:
@@ -60,6 +62,8 @@ class _Held:
         step that cannot be undone. Not guaranteed: that the lease lasts until that step is done.
         """
         self._hold.progress()
+        if self._guard is not None:
+            self._guard.progress()
 
 
 class Lease(_Held):

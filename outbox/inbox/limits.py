@@ -14,7 +14,7 @@ from outbox import clock
 from outbox.inbox.errors import TimeLimitExceeded
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Callable, Iterator
 
     from outbox.inbox.handlers import Rules
 
@@ -32,30 +32,40 @@ class Guard:
     """Watches over one try of one message: used by the thread that runs the handler, and by the one that enforces its limits."""
 
     def __init__(self) -> None:
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called when the handler says that it goes on."""
         self._lock = threading.Lock()
         self._stage = _Stage.IDLE
         self._thread: int | None = None
         self._soft_at = self._hard_at = float("inf")
-        self._limit_s = 0.0
+        self._limits_s = (float("inf"), 0.0)
         self._warned = False
 
     @contextmanager
     def running(self, rules: Rules, *, interruptible: bool) -> Iterator[None]:
         """Limit the block, which runs a handler. Only a plain handler is `interruptible`: an async one is cancelled."""
-        now = clock.seconds()
         with self._lock:
             self._stage = _Stage.RUNNING
             self._thread = threading.get_ident() if interruptible else None
-            self._soft_at = now + (rules.soft_limit_s or float("inf"))
-            self._hard_at = now + rules.time_limit_s
-            self._limit_s = rules.time_limit_s
+            self._limits_s = (rules.soft_limit_s or float("inf"), rules.time_limit_s)
             self._warned = False
+            self._restart()
         token = _current.set(self)
         try:
             yield
         finally:
             self._leave()
             _current.reset(token)
+
+    def progress(self) -> None:
+        """Note that the handler goes on: its limits count from now."""
+        with self._lock:
+            self._restart()
+        self.on_progress()
+
+    def _restart(self) -> None:
+        now = clock.seconds()
+        self._soft_at, self._hard_at = (now + limit_s for limit_s in self._limits_s)
 
     def may_commit(self) -> None:
         """Note that the handler is done and its transaction is about to commit. Raises `TimeLimitExceeded` if it was given up."""
@@ -87,7 +97,7 @@ class Guard:
 
     def exceeded(self) -> TimeLimitExceeded:
         """Return the error that says that the hard limit was reached."""
-        return TimeLimitExceeded(f"the handler was given up after {self._limit_s:g} s (time_limit_s)")
+        return TimeLimitExceeded(f"the handler was given up after {self._limits_s[1]:g} s (time_limit_s)")
 
     def _leave(self) -> None:
         while True:  # the exception of the soft limit may still arrive in here
@@ -107,6 +117,11 @@ class Guard:
 
 
 _current: ContextVar[Guard | None] = ContextVar("outbox_guard", default=None)
+
+
+def current() -> Guard | None:
+    """Return the guard over the running handler."""
+    return _current.get()
 
 
 def may_commit() -> None:

@@ -10,7 +10,6 @@ from outbox.enqueueing import enqueue
 from outbox.events import Event
 from outbox.inbox import failing, stored
 from outbox.inbox.errors import NoHandler, ProcessDied, UnusableMessage
-from outbox.inbox.handlers import Rules
 from outbox.inbox.inbox import Result
 from outbox.points import Point, reached
 from outbox.states import OnDead
@@ -20,6 +19,7 @@ from outbox.store.failed import Failure
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from outbox.inbox.handlers import Rules
     from outbox.inbox.inbox import Inbox
     from outbox.inbox.limits import Guard
     from outbox.inbox.message import Message
@@ -56,6 +56,11 @@ class Receiver:
             claimed = failed.claim(connection, self._tables, self._inbox.consumer, most=most, lease_s=lease_s)
         return [Work(stored.from_row(each.values), each) for each in claimed]
 
+    def check(self) -> None:
+        """Ask the database whether it answers and has the tables."""
+        with self._inbox.transaction() as (_session, connection):
+            failed.check(connection, self._tables)
+
     def receive(self, work: Work, guard: Guard) -> Result:
         """Handle a message, with `guard` over its handler."""
         message = work.message
@@ -86,7 +91,7 @@ class Receiver:
     def fail(self, work: Work, error: BaseException) -> Result:
         """Write down that a try has failed, and what follows."""
         reached(Point.BEFORE_FAILURE)
-        rules, claimed = self._rules_of(work.message), work.claimed
+        rules, claimed = self._inbox.rules_of(work.message), work.claimed
         attempts = claimed.attempts if claimed else 1
         failure = failing.decide(error, attempts=attempts, age_s=claimed.age_s if claimed else 0.0, rules=rules)
         row = stored.to_row(self._inbox.consumer, work.message)
@@ -136,12 +141,6 @@ class Receiver:
             failed.unblock(connection, self._tables, inbox.consumer, row["key"])
         if inbox.dead_letter_topic is not None:
             enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
-
-    def _rules_of(self, message: Message) -> Rules:
-        try:
-            return self._inbox.handling_of(message).rules
-        except (NoHandler, UnusableMessage):
-            return Rules()
 
     def _report(self, message: Message, error: BaseException, failure: Failure, attempts: int) -> None:
         extra = {"message_id": message.message_id, "topic": message.topic, "attempts": attempts}

@@ -9,22 +9,25 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from outbox.broker.dial import dial
-from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
+from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.inbox.flow import Flow
 from outbox.inbox.link import Link
 from outbox.inbox.processing import processing
 from outbox.inbox.waker import Waker
 from outbox.outage import Outage
+from outbox.vitals import Vitals
 
 if TYPE_CHECKING:
     import threading
 
     from outbox.inbox.inbox import Inbox
+    from outbox.inbox.processing import Run
 
 log = logging.getLogger("outbox.inbox")
 
 STABLE_S = 1.0  # a connection that lives so long is a good one: until then, failures go on counting
 _AHEAD = 20  # a quorum queue hands out more in batches: with 1 or 2 ahead it gave 550 messages/s, with 16 or more 2,200
+HANGS_S = 30.0  # how long the loop may be without a turn before it counts as hung
 TICK_S = 0.2  # how soon a stop is noticed
 
 
@@ -34,7 +37,8 @@ class Runner:
     `workers` handlers run at the same time, each on a database connection of its own (the pool must have two more, for what
     is written down besides). Up to `prefetch` deliveries (default: 20 more than workers) are taken from the broker at a time. Set
     it to the number of workers when handlers are slow, so that one consumer does not keep from others what it cannot handle
-    yet. `grace_s` is how long running handlers may take after the stop, in seconds.
+    yet. `grace_s` is how long running handlers may take after the stop, in seconds. `vitals` is where it notes how it is:
+    a handler that hangs on after it was given up counts as hung until it ends.
 
     Guaranteed: a delivery is acknowledged only after the COMMIT of its effects, or of what its failure leads to. It is
     delivered again after a crash at any instant, and its effects are not repeated (on brokers that lose no messages: kombu's
@@ -47,7 +51,14 @@ class Runner:
     """
 
     def __init__(
-        self, inbox: Inbox, broker_url: str, *, workers: int = 1, prefetch: int | None = None, grace_s: float = 25.0
+        self,
+        inbox: Inbox,
+        broker_url: str,
+        *,
+        workers: int = 1,
+        prefetch: int | None = None,
+        grace_s: float = 25.0,
+        vitals: Vitals | None = None,
     ) -> None:
         if workers < 1 or (prefetch is not None and prefetch < workers):
             raise ConfigurationError("workers must be at least 1, and prefetch at least as many as workers")
@@ -64,6 +75,8 @@ class Runner:
         """How many tries came to each `Result` so far; `busy` ones found another transaction in the way."""
         self._outage = Outage(log, "broker")
         self._was_connected = False
+        self._vitals = vitals or Vitals(limit_s=HANGS_S)
+        self._flow: Flow | None = None
 
     def run(self, stop: threading.Event) -> None:
         """Consume until `stop` is set, reconnecting for as long as it takes; then finish what is running and return.
@@ -74,14 +87,26 @@ class Runner:
         with (
             Waker() as waker,
             processing(self._inbox) as run,
-            Flow(self._inbox, run, counts=self.counts, threads=self._threads, wake=waker.wake) as flow,
+            self._new_flow(run, waker) as self._flow,
         ):
+            flow = self._flow
             deadline = self._consume(stop, waker, flow)
             flow.stop()
             flow.join(deadline)
             if flow.unfinished:
                 log.warning("handlers are still running; left to be redelivered", extra={"handlers": flow.unfinished})
         log.info("stopped", extra={"consumer": self._inbox.consumer, **self.counts})
+
+    def check(self) -> None:
+        """Raise what keeps it from being ready, for a probe: the database is away, or has other tables. In any thread."""
+        if self._flow is None:
+            raise OutboxError("not consuming yet")
+        self._flow.check()
+
+    def _new_flow(self, run: Run, waker: Waker) -> Flow:
+        self._vitals.at_work.set()
+        progress = self._vitals.progress
+        return Flow(self._inbox, run, counts=self.counts, progress=progress, threads=self._threads, wake=waker.wake)
 
     def _consume(self, stop: threading.Event, waker: Waker, flow: Flow) -> float:
         deadline = None
@@ -94,6 +119,7 @@ class Runner:
             except BrokerUnavailable as error:
                 if isinstance(error, BrokerRefused) and not self._was_connected:
                     raise
+                self._vitals.trouble("broker", "unreachable")
                 self._wait_for_broker(stop, flow, self._outage.pause_s(error))
         return deadline or monotonic() + self._grace_s
 
@@ -101,18 +127,23 @@ class Runner:
         """Go on with what has failed before and is due: that needs no broker."""
         until = monotonic() + pause_s
         while not stop.is_set() and (left_s := until - monotonic()) > 0:
+            self._vitals.progress.note("waiting for the broker", rest_s=left_s)
             stop.wait(min(TICK_S, left_s))
             flow.turn()
 
     def _open(self, waker: Waker, flow: Flow) -> Link:
+        self._vitals.progress.note("connecting to the broker")
         link = Link(self._connection, self._inbox, prefetch=self._prefetch, waker=waker, on_delivery=flow.deliver)
         if not self._was_connected:
             self._was_connected = True
             log.info("consuming", extra={"consumer": self._inbox.consumer, "queue": self._inbox.queue})
+        self._vitals.started.set()
+        self._vitals.trouble("broker", None)
         return link
 
     def _serve(self, link: Link, flow: Flow, stop: threading.Event) -> None:
         while not stop.is_set():
+            self._vitals.progress.note("waiting for messages")
             link.wait(flow.wait_s(at_most=TICK_S))
             flow.turn()
             if link.age_s > STABLE_S:
@@ -123,5 +154,6 @@ class Runner:
         flow.stop()
         log.info("finishing what is running", extra={"handlers": flow.unfinished})
         while flow.unfinished and monotonic() < deadline:
+            self._vitals.progress.note("finishing what is running")
             link.wait(min(TICK_S, max(0.0, deadline - monotonic())))
             flow.turn()

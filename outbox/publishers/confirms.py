@@ -44,9 +44,8 @@ class Confirms:
 
     def send(self, message: WireMessage, *, exchange: str, routing_key: str) -> None:
         """Put the head of the flight on the wire. Earlier confirms may be handled, and earlier errors raised, in here."""
-        row = self._flight.head
+        row = self._flight.sent(message.size)  # first: what breaks the connection half-way was on the wire too
         self._channel.basic_publish(message, exchange=exchange, routing_key=routing_key, mandatory=True)
-        self._flight.sent(message.size)
         self._tag += 1
         self._unconfirmed[self._tag] = row
 

@@ -9,7 +9,7 @@ from outbox.points import Point, reached
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from outbox.outgoing import Outgoing
 
@@ -19,10 +19,13 @@ CONFIRMED = Verdict(Outcome.CONFIRMED)
 class Flight:
     """Hands out rows so that two messages of one key are never on the wire together.
 
-    Otherwise a broker could refuse the first and take the second, and their order would be lost.
+    Otherwise a broker could refuse the first and take the second, and their order would be lost. Suspects (row ids, with how
+    often each was tried alone) are put aside when their turn comes, until `call_suspect` calls them one by one.
     """
 
-    def __init__(self, rows: Sequence[Outgoing]) -> None:
+    def __init__(self, rows: Sequence[Outgoing], *, suspects: Mapping[int, int] | None = None) -> None:
+        self._suspects = suspects or {}
+        self._aside: dict[int, Outgoing] = {}
         self.verdicts: dict[int, Verdict] = {}
         self.wire_bytes = 0
         self._until_half = -(-len(rows) // 2)
@@ -30,13 +33,12 @@ class Flight:
         self._waiting: dict[str, deque[Outgoing]] = {}
         self._ready: deque[Outgoing] = deque()
         for row in rows:
-            if row.key is None:
-                self._ready.append(row)
-            elif row.key in self._waiting:
+            if row.key is not None and row.key in self._waiting:
                 self._waiting[row.key].append(row)
-            else:
+                continue
+            if row.key is not None:
                 self._waiting[row.key] = deque()
-                self._ready.append(row)
+            self._release(row)
 
     @property
     def on_wire(self) -> int:
@@ -52,6 +54,22 @@ class Flight:
     def head(self) -> Outgoing:
         """The row that may be sent now; raises `IndexError` if there is none."""
         return self._ready[0]
+
+    @property
+    def unknown(self) -> list[Outgoing]:
+        """What was sent and has no answer yet."""
+        return [row for row, _ in self._on_wire.values()]
+
+    @property
+    def aside(self) -> bool:
+        """Tell whether suspects wait for being sent alone."""
+        return bool(self._aside)
+
+    def call_suspect(self) -> Outgoing:
+        """Make a suspect, one that was tried least, the row that may be sent now; there must be one, and no other `head`."""
+        row = self._aside.pop(min(self._aside, key=lambda number: self._suspects.get(number, 0)))
+        self._ready.append(row)
+        return row
 
     def sent(self, size: int = 0) -> Outgoing:
         """Note that `head` was put on the wire, with so many bytes."""
@@ -76,7 +94,7 @@ class Flight:
 
     def take_unknown(self) -> list[Outgoing]:
         """Return, in order, what was on the wire when the channel was lost, and make it the next to be sent."""
-        rows = sorted((row for row, _ in self._on_wire.values()), key=lambda row: row.id)
+        rows = sorted(self.unknown, key=lambda row: row.id)
         self._on_wire.clear()
         self.wire_bytes = 0
         self._ready.extendleft(reversed(rows))
@@ -84,8 +102,8 @@ class Flight:
 
     def end(self) -> dict[int, Verdict]:
         """Return every verdict: what is still on the wire is unknown, what was not sent is unsent."""
-        unsent = [*self._ready, *(row for rows in self._waiting.values() for row in rows)]
-        self._all((row for row, _ in self._on_wire.values()), Outcome.UNKNOWN)
+        unsent = [*self._ready, *self._aside.values(), *(row for rows in self._waiting.values() for row in rows)]
+        self._all(self.unknown, Outcome.UNKNOWN)
         self._all(unsent, Outcome.UNSENT)
         return self.verdicts
 
@@ -98,7 +116,13 @@ class Flight:
             self._all(followers, Outcome.HELD)
             followers.clear()
         elif followers:
-            self._ready.append(followers.popleft())
+            self._release(followers.popleft())
+
+    def _release(self, row: Outgoing) -> None:
+        if row.id in self._suspects:
+            self._aside[row.id] = row
+        else:
+            self._ready.append(row)
 
     def _all(self, rows: Iterable[Outgoing], outcome: Outcome) -> None:
         self.verdicts.update((row.id, Verdict(outcome)) for row in rows)

@@ -18,6 +18,7 @@ from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.publishers.base import Published
 from outbox.publishers.declare import declare
 from outbox.publishers.flight import CONFIRMED, Flight
+from outbox.publishers.suspects import Suspects
 from outbox.publishers.wire_message import headers, properties
 from outbox.states import Outcome, Verdict
 
@@ -38,6 +39,7 @@ class KombuPublisher:
         self.routes = routes
         self._kombu = dial(url)
         self._channel: Any = None
+        self._suspects = Suspects()
         transport = self._kombu.transport
         _require_exchanges(transport, url.partition(":")[0], routes)
         self._errors = (*transport.connection_errors, *transport.channel_errors, SQLAlchemyError, OSError)
@@ -51,26 +53,42 @@ class KombuPublisher:
             channel = self._kombu.channel()
             declare(self._kombu, channel, self.routes, amqp=False)
         except self._errors as error:
+            self._suspects.away()
             self.close()
             raise self._unavailable(error) from error
         self._channel = channel
 
     def publish(self, rows: Sequence[Outgoing], control: Control) -> Published:
-        """Publish a batch; see `Publisher`. A message whose publish raised is unknown."""
-        flight = Flight(rows)
+        """Publish a batch; see `Publisher`. A message whose publish raised is unknown.
+
+        A store may fail at every publish and yet accept connections, so that it works is shown only by a message that
+        went through: a message that fails with no other beside it is tried again for as long as it takes.
+        """
+        flight = Flight(rows, suspects=self._suspects.alone)
         if self._channel is None:
             return Published(flight.end(), BrokerUnavailable("broker: not connected"))
         lost = None
-        while flight.waiting and control.may_send():
+        while (flight.waiting or flight.aside) and control.may_send():
+            if not flight.waiting and (verdict := self._suspects.judge(flight.call_suspect())) is not None:
+                flight.failed(verdict)
+                continue
             row = flight.sent()
             try:
-                flight.answered(row, self._send(row))
+                verdict = self._send(row)
             except self._errors as error:
                 lost = self._unavailable(error)
+                self._suspects.lost([row])
                 self.close()
                 break
+            self._answered(flight, row, verdict)
             control.progress()
         return Published(flight.end(), lost)
+
+    def _answered(self, flight: Flight, row: Outgoing, verdict: Verdict) -> None:
+        flight.answered(row, verdict)
+        self._suspects.answered([row], {row.id: verdict})
+        if verdict.outcome is Outcome.CONFIRMED:
+            self._suspects.works()
 
     def _send(self, row: Outgoing) -> Verdict:
         route = self.routes.of(row.topic)

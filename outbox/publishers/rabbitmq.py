@@ -10,12 +10,13 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from outbox.broker.errors import CHANNEL_CLOSED, LOST, describe
+from outbox.broker.errors import CHANNEL_CLOSED, LOST, describe, is_unexplained
 from outbox.errors import BrokerUnavailable
 from outbox.publishers.base import Published
 from outbox.publishers.confirms import Confirms
 from outbox.publishers.connection import BrokerConnection
 from outbox.publishers.flight import Flight
+from outbox.publishers.suspects import Suspects
 from outbox.publishers.wire_message import CannotSerialize, prepare
 from outbox.states import Outcome, Verdict
 
@@ -48,6 +49,7 @@ class RabbitMQPublisher:
         self._broker = BrokerConnection(url, routes, on_blocked=self._on_blocked, on_unblocked=self._on_unblocked)
         self._blocked = False
         self._confirms: Confirms | None = None
+        self._suspects = Suspects()
 
     @property
     def blocked(self) -> bool:
@@ -59,13 +61,18 @@ class RabbitMQPublisher:
         if self._confirms is not None:
             return
         self._blocked = False
-        channel = self._broker.open()
         try:
+            channel = self._broker.open()
             channel.confirm_select()
+        except BrokerUnavailable:
+            self._suspects.away()
+            raise
         except LOST as error:
+            self._suspects.away()
             self._drop()
             raise BrokerUnavailable(describe(error)) from error
         self._confirms = Confirms(channel)
+        self._suspects.works()
 
     def close(self) -> None:
         """Close the connection; may be called twice."""
@@ -91,7 +98,7 @@ class RabbitMQPublisher:
 
     def publish(self, rows: Sequence[Outgoing], control: Control) -> Published:
         """Publish a batch; see `Publisher`."""
-        flight = Flight(rows)
+        flight = Flight(rows, suspects=self._suspects.alone)
         lost: BrokerUnavailable | None = None
         try:
             self._deliver(flight, control)
@@ -99,17 +106,32 @@ class RabbitMQPublisher:
             lost = error
         except LOST as error:
             lost = BrokerUnavailable(describe(error))
+            if is_unexplained(error):
+                self._suspects.lost(flight.unknown)
         if lost or flight.on_wire:
             self._drop()  # a confirm that comes later must not be taken for one of the next batch
-        return Published(flight.end(), lost)
+        verdicts = flight.end()
+        self._suspects.answered(rows, verdicts)
+        return Published(verdicts, lost)
 
     def _deliver(self, flight: Flight, control: Control) -> None:
         while True:
             try:
-                return self._pipeline(flight, control, window=self.window)
+                return self._send_all(flight, control)
             except CHANNEL_CLOSED:
                 if not self._isolate(flight, control):
                     raise
+
+    def _send_all(self, flight: Flight, control: Control) -> None:
+        """Send everything, the suspects last: none of their neighbours shall go down with them."""
+        self._pipeline(flight, control, window=self.window)
+        while flight.aside and not flight.on_wire and control.may_send():
+            verdict = self._suspects.judge(flight.call_suspect())
+            if verdict is not None:
+                flight.failed(verdict)
+            else:
+                self._pipeline(flight, control, window=1, most=1)
+            self._pipeline(flight, control, window=self.window)  # what has waited behind it
 
     def _pipeline(self, flight: Flight, control: Control, *, window: int, most: int | None = None) -> None:
         confirms = self._confirms

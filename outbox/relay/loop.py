@@ -12,10 +12,13 @@ from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.outage import Outage
 from outbox.points import Point, reached
 from outbox.relay.batch import Lease
-from outbox.states import State
+from outbox.states import Outcome, State
 from outbox.store.registry import Broker
+from outbox.vitals import Vitals
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from outbox.publishers.base import Publisher
     from outbox.relay.batch import Batch
     from outbox.relay.cleanup import Cleanup
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("outbox.relay")
 
 _FIRST_PAUSE_S = 0.01
+_PUBLISHING = "publishing to the broker"
 
 
 class Relay:
@@ -47,6 +51,7 @@ class Relay:
         poll_interval_s: float,
         cleanup: Cleanup | None = None,
         registry: Registry | None = None,
+        vitals: Vitals | None = None,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
@@ -55,6 +60,8 @@ class Relay:
         self._poll_interval_s = poll_interval_s
         self._cleanup = cleanup
         self._registry = registry
+        self._vitals = vitals or Vitals(limit_s=lease_s)
+        self._progress = self._vitals.progress
         self._empty_polls = 0
         self._met_broker = False
         self._database = Outage(log, "database")
@@ -66,17 +73,21 @@ class Relay:
         Goes on through outages of the database and the broker for as long as they take. Raises `BrokerRefused` if the
         broker says no the first time that it answers.
         """
+        self._vitals.at_work.set()
         try:
             while not self._stopping.asked:
                 pause_s = self._turn()
                 if self._cleanup is not None and not self._stopping.asked:
+                    self._progress.note("cleaning up")
                     self._cleanup.turn()
+                self._progress.note("waiting", rest_s=pause_s)
                 self._stopping.wait(pause_s)
         finally:
             self._publisher.close()
 
     def _turn(self) -> float:
         """Do what there is to do; return how many seconds to wait before the next turn."""
+        self._progress.note("connecting to the broker")
         try:
             self._publisher.connect()
             self._met_broker = True
@@ -86,14 +97,17 @@ class Relay:
                 raise
             self._note(Broker.UNREACHABLE)
             return self._broker.pause_s(error)
-        self._note_answering()
+        self._progress.note("claiming from the database")
+        self._note_broker()
         if self._publisher.blocked:
+            self._vitals.started.set()
             return self._poll_interval_s
         try:
             batch = self._transactions.claim()
         except SQLAlchemyError as error:
             return self._database.pause_s(error)
         self._database.over()
+        self._vitals.started.set()
         if batch is None:
             self._broker.over()
             return self._idle_s()
@@ -101,15 +115,17 @@ class Relay:
         return self._deliver(batch)
 
     def _deliver(self, batch: Batch) -> float:
-        lease = Lease(
-            batch, self._stopping, lease_s=self._lease_s, renew=self._transactions.renew, on_progress=self._note_answering
-        )
+        self._progress.note(_PUBLISHING)
+        lease = Lease(batch, self._stopping, lease_s=self._lease_s, renew=self._renew, on_progress=self._note_answer)
         published = self._publisher.publish(batch.rows, lease)
+        self._progress.note("settling in the database")
         reached(Point.BEFORE_SETTLE)
         settled = self._settle(batch, published.verdicts)
         if settled is not None:
             _report(settled, published.verdicts)
         if published.lost is not None:
+            if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
+                self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
             return self._broker.pause_s(published.lost)
         self._broker.over()
         return self._next_s(batch)
@@ -125,10 +141,21 @@ class Relay:
             self._empty_polls = 0
         return 0 if batch.rows else self._idle_s()
 
-    def _note_answering(self) -> None:
+    def _renew(self, leases: Mapping[int, int]) -> set[int]:
+        self._progress.note("renewing leases in the database")
+        held = self._transactions.renew(leases)
+        self._progress.note(_PUBLISHING)
+        return held
+
+    def _note_answer(self) -> None:
+        self._progress.note(_PUBLISHING)
+        self._note_broker()
+
+    def _note_broker(self) -> None:
         self._note(Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED)
 
     def _note(self, broker: Broker) -> None:
+        self._vitals.trouble("broker", None if broker is Broker.CONNECTED else broker.value)
         if self._registry is not None:
             self._registry.note(broker)
 
@@ -142,7 +169,9 @@ class Relay:
                 if self._stopping.grace_over:
                     log.warning("stopped before the database was back; what was published will be published again")
                     return None
+                self._progress.note("waiting to settle in the database", rest_s=pause_s)
                 self._stopping.rest(pause_s)
+                self._progress.note("settling in the database")
             else:
                 self._database.over()
                 return settled

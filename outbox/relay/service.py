@@ -25,12 +25,13 @@ if TYPE_CHECKING:
 
     from outbox.publishers.base import Publisher
     from outbox.settings import RelaySettings
+    from outbox.vitals import Vitals
 
 log = logging.getLogger("outbox.relay")
 
 
-def run_relay(settings: RelaySettings, stop: threading.Event) -> None:
-    """Run a relay until `stop` is set.
+def run_relay(settings: RelaySettings, stop: threading.Event, *, vitals: Vitals | None = None) -> None:
+    """Run a relay until `stop` is set; `vitals` is where it notes how it is.
 
     Raises `ConfigurationError`, `DatabaseUnavailable` or `SchemaError` before anything was claimed, and `BrokerRefused`
     if the broker says no at the first connect. A broker that is merely away is waited for, so that an application whose
@@ -46,7 +47,7 @@ def run_relay(settings: RelaySettings, stop: threading.Event) -> None:
     engine = open_engine(settings.database_url)
     try:
         _check_tables(engine, tables)
-        _run(engine, tables, publisher, settings, stop)
+        _run(engine, tables, publisher, settings, stop, vitals=vitals)
     finally:
         engine.dispose()
 
@@ -63,7 +64,15 @@ def _check_tables(engine: sa.Engine, tables: Tables) -> None:
         )
 
 
-def _run(engine: sa.Engine, tables: Tables, publisher: Publisher, settings: RelaySettings, stop: threading.Event) -> None:
+def _run(
+    engine: sa.Engine,
+    tables: Tables,
+    publisher: Publisher,
+    settings: RelaySettings,
+    stop: threading.Event,
+    *,
+    vitals: Vitals | None,
+) -> None:
     transactions = Transactions(
         engine,
         tables,
@@ -84,6 +93,7 @@ def _run(engine: sa.Engine, tables: Tables, publisher: Publisher, settings: Rela
         poll_interval_s=settings.poll_interval_s,
         cleanup=cleanup,
         registry=registry,
+        vitals=vitals,
     )
     log.info("relay started", extra={"relay": settings.owner})
     try:

@@ -139,6 +139,12 @@ def clear(connection: sa.Connection, tables: Tables, consumer: str, message_id: 
     return found is not None and found.key is not None and unblock(connection, tables, consumer, found.key)
 
 
+def check(connection: sa.Connection, tables: Tables) -> None:
+    """Read nothing of either table of the inbox; fails where one of them is missing."""
+    for table in (tables.processed, tables.failed):
+        connection.execute(sa.select(table).limit(0))
+
+
 def wait_behind(connection: sa.Connection, tables: Tables, message: Mapping[str, Any], *, dead_block: bool) -> bool:
     """Put a message into the table, to wait, if an earlier one of its key is there; tell whether it was so.
 

@@ -1,4 +1,7 @@
-"""A network between a client and a server, that can stall, lose what is sent, and break. Faults hit the connections there are."""
+"""A network between a client and a server, that can stall, lose what is sent, and break. Faults hit the connections there are.
+
+It can also break whenever a mark passes, as a firewall does over a payload, or a server over a message that it dies of.
+"""
 
 import socket
 import threading
@@ -10,7 +13,8 @@ from urllib.parse import urlsplit, urlunsplit
 class Proxy:
     """Passes TCP connections on. A connection that comes after a fault is a good one."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, breaks_at: bytes | None = None) -> None:
+        self._breaks_at = breaks_at
         where = urlsplit(url)
         self._target = (where.hostname, where.port)
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -53,7 +57,7 @@ class Proxy:
                 except OSError:
                     near.close()
                     continue
-                self._wires.append(_Wire(near, far))
+                self._wires.append(_Wire(near, far, self._breaks_at))
 
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._accept)
@@ -73,17 +77,24 @@ class Proxy:
 class _Wire:
     """One connection, both ways."""
 
-    def __init__(self, near: socket.socket, far: socket.socket) -> None:
+    def __init__(self, near: socket.socket, far: socket.socket, breaks_at: bytes | None) -> None:
         self.flowing, self.losing = threading.Event(), threading.Event()
         self.flowing.set()
         self._ends = (near, far)
+        self._breaks_at = breaks_at
         self._threads = [threading.Thread(target=self._pass_on, args=ends) for ends in ((near, far), (far, near))]
         for thread in self._threads:
             thread.start()
 
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
+        seen = b""
         with suppress(OSError):
             while data := source.recv(65536):
+                if self._breaks_at is not None:
+                    seen = seen[-len(self._breaks_at) :] + data  # the mark may come in two pieces
+                    if self._breaks_at in seen:
+                        self.close()
+                        break
                 self.flowing.wait()
                 if not self.losing.is_set():
                     target.sendall(data)

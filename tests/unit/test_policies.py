@@ -325,7 +325,7 @@ def run(tmp_path):
 def test_the_command_line_gives_the_default_that_the_tables_change(run, monkeypatch):
     module = importlib.import_module("outbox.cli.run")  # the package has a command of that name
     found = []
-    monkeypatch.setattr(module, "run_relay", lambda settings, _stop: found.append(settings.policies))
+    monkeypatch.setattr(module, "run_relay", lambda settings, _stop, **_more: found.append(settings.policies))
     monkeypatch.setattr(module, "stop_on_signals", threading.Event)
     monkeypatch.setattr(module.logs, "setup", lambda _level: None)
     text = 'max_attempts = 4\nmax_age = "1d"\n[[policies]]\ntopics = "mail.#"\non_dead = "skip"\n'

@@ -444,7 +444,7 @@ def settings_of(monkeypatch):
     """Run `outbox-relay run` up to where the relay would start; return its settings."""
     module = importlib.import_module("outbox.cli.run")
     found = []
-    monkeypatch.setattr(module, "run_relay", lambda settings, _stop: found.append(settings))
+    monkeypatch.setattr(module, "run_relay", lambda settings, _stop, **_more: found.append(settings))
     monkeypatch.setattr(module, "stop_on_signals", threading.Event)
     monkeypatch.setattr(module.logs, "setup", lambda _level: None)
 

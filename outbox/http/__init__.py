@@ -1,0 +1,1 @@
+"""What a process answers over HTTP: how it is."""
