@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from outbox import transactions
 from outbox.encoding import JSON
-from outbox.events import as_event
+from outbox.events import Event, as_event
 from outbox.identity import new_message_id, partition_of
 from outbox.sqltypes import later
 from outbox.states import State
@@ -91,7 +91,7 @@ def _message(value: object) -> Values:
         "type": event.type or event.topic,
         "content_type": event.content_type or JSON,
         "payload": event.body,
-        "headers": traced(event.headers or {}),
+        "headers": _headers(event),
         "schema_version": SCHEMA_VERSION,
     }
     if event.available_at is not None:
@@ -99,6 +99,11 @@ def _message(value: object) -> Values:
     elif event.delay:
         message |= {"state": State.SCHEDULED.value, "delay_s": event.delay.total_seconds()}
     return message
+
+
+def _headers(event: Event) -> dict[str, Any]:
+    headers: dict[str, Any] = traced(event.headers or {})
+    return headers if event.delivery is None else headers | event.delivery.as_header()
 
 
 def _write(target: Any, messages: list[Values], tables: Tables) -> None:

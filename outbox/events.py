@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime, timedelta
 
+    from outbox.delivery import Delivery
     from outbox.headers import HeaderValue
 
 C = TypeVar("C", bound=type)
@@ -33,6 +34,7 @@ class Event:
     `content_type`  `application/json` when None.
     `delay`         publish no sooner than this after the insert, by the database's clock.
     `available_at`  or no sooner than this moment, an aware datetime. An event that waits does not hold back later ones of its key.
+    `delivery`      for adapters: where the message goes and as what, instead of what the route of its topic says.
     `message_id`    a UUID or its text, by which consumers know the message again; made at `enqueue` when None.
                     The same one enqueued twice makes the second transaction fail.
 
@@ -48,6 +50,7 @@ class Event:
     delay: timedelta | None = None
     available_at: datetime | None = None
     message_id: UUID | str | None = None
+    delivery: Delivery | None = field(default=None, repr=False)
     body: bytes = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -59,6 +62,8 @@ class Event:
         if self.headers is not None:
             header_rules.check(self.headers)
             object.__setattr__(self, "headers", dict(self.headers))
+        if self.delivery is not None:
+            self.delivery.check()
         object.__setattr__(self, "message_id", checks.message_id(self.message_id))
         object.__setattr__(self, "body", checks.body(self.payload, self.content_type))
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outbox.delivery import delivery_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from datetime import datetime
     from uuid import UUID
+
+    from outbox.delivery import Delivery
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,11 @@ class Outgoing:
     def age_s(self) -> float:
         """How long ago, in seconds, it was enqueued, by the database's clock when it was read."""
         return (self.read_at - self.created_at).total_seconds()
+
+    @property
+    def delivery(self) -> Delivery | None:
+        """Where it goes by itself, if its topic's route has no say. Raises `TypeError` for what this version cannot read."""
+        return delivery_of(self.headers)
 
     @property
     def must_wait(self) -> bool:

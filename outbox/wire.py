@@ -10,3 +10,5 @@ RESERVED_PREFIX = "outbox-"
 
 TOPIC_HEADER = "outbox-topic"
 KEY_HEADER = "outbox-key"
+DELIVERY_HEADER = "outbox-delivery"
+"""Stays in the outbox, never on the wire: the destination of a message that has one of its own."""

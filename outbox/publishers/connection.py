@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from outbox.broker.dial import HEARTBEAT_S, dial
-from outbox.broker.errors import LOST, REFUSED, describe
+from outbox.broker.errors import CHANNEL_CLOSED, LOST, REFUSED, describe
 from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.publishers.declare import declare
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import amqp
+    import kombu
 
     from outbox.routes import Routes
+
+log = logging.getLogger("outbox.publishers")
 
 _GOODBYE_S = 1.0
 
@@ -49,6 +53,21 @@ class BrokerConnection:
             self._give_up()
             raise BrokerUnavailable(describe(error)) from error
         return channel
+
+    def declare(self, queue: kombu.Queue) -> None:
+        """Declare a queue that a message brought along, with its exchange and bindings, on a channel of its own.
+
+        One that exists in another way is used as it is: whether messages get there is for the broker to say.
+        """
+        if self._amqp is None:
+            raise BrokerUnavailable("broker: not connected")
+        channel = self._amqp.channel()
+        try:
+            queue(channel).declare()
+        except CHANNEL_CLOSED as error:
+            log.warning("cannot declare a queue as asked for", extra={"queue": queue.name, "error": describe(error)})
+        finally:
+            channel.close()
 
     def drain(self, timeout_s: float) -> None:
         """Handle one method that the broker sent. Raises `TimeoutError` if there is none."""

@@ -16,10 +16,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.broker.dial import dial
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.publishers.base import Published
+from outbox.publishers.brought import BroughtQueues
 from outbox.publishers.declare import declare
 from outbox.publishers.flight import CONFIRMED, Flight
 from outbox.publishers.suspects import Suspects
-from outbox.publishers.wire_message import headers, properties
+from outbox.publishers.wire_message import CannotSerialize, address, headers, properties
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class KombuPublisher:
         self._kombu = dial(url)
         self._channel: Any = None
         self._suspects = Suspects()
+        self._queues = BroughtQueues()
         transport = self._kombu.transport
         _require_exchanges(transport, url.partition(":")[0], routes)
         self._errors = (*transport.connection_errors, *transport.channel_errors, SQLAlchemyError, OSError)
@@ -51,6 +53,7 @@ class KombuPublisher:
         try:
             self._kombu.connect()  # kombu opens no channel on a connection that was closed before
             channel = self._kombu.channel()
+            self._queues = BroughtQueues()
             declare(self._kombu, channel, self.routes, amqp=False)
         except self._errors as error:
             self._suspects.away()
@@ -68,7 +71,13 @@ class KombuPublisher:
         if self._channel is None:
             return Published(flight.end(), BrokerUnavailable("broker: not connected"))
         lost = None
-        while (flight.waiting or flight.aside) and control.may_send():
+        try:
+            for queue in self._queues.missing(rows):
+                queue(self._channel).declare()
+        except self._errors as error:
+            lost = self._unavailable(error)
+            self.close()
+        while lost is None and (flight.waiting or flight.aside) and control.may_send():
             if not flight.waiting and (verdict := self._suspects.judge(flight.call_suspect())) is not None:
                 flight.failed(verdict)
                 continue
@@ -91,22 +100,25 @@ class KombuPublisher:
             self._suspects.works()
 
     def _send(self, row: Outgoing) -> Verdict:
-        route = self.routes.of(row.topic)
-        routing_key = route.key_for(row)
+        try:
+            exchange, routing_key = address(row, self.routes)
+        except CannotSerialize as error:
+            return Verdict(Outcome.UNPUBLISHABLE, str(error), "CannotSerialize")
         # Named as if it were private, but what every virtual transport overrides, and the only way to know.
-        if not any(self._channel._lookup(route.exchange, routing_key)):  # noqa: SLF001
-            reason = f"broker: unroutable: no queue is bound to exchange {route.exchange!r} for {routing_key!r}"
+        if not any(self._channel._lookup(exchange, routing_key)):  # noqa: SLF001
+            reason = f"broker: unroutable: no queue is bound to exchange {exchange!r} for {routing_key!r}"
             return Verdict(Outcome.REJECTED, reason, "Unroutable")
         known = properties(row)
         try:
             message = self._channel.prepare_message(
                 row.payload,
                 content_type=known.pop("content_type"),
-                content_encoding=known.pop("content_encoding"),
+                content_encoding=known.pop("content_encoding", None),
+                priority=known.pop("priority", None),
                 headers=headers(row),
                 properties=known,
             )
-            self._channel.basic_publish(message, exchange=route.exchange, routing_key=routing_key)
+            self._channel.basic_publish(message, exchange=exchange, routing_key=routing_key)
         except (TypeError, ValueError) as error:
             return Verdict(Outcome.UNPUBLISHABLE, f"the transport cannot carry it: {error}", "CannotSerialize")
         return CONFIRMED

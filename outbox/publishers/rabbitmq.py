@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from outbox.broker.errors import CHANNEL_CLOSED, LOST, describe, is_unexplained
 from outbox.errors import BrokerUnavailable
 from outbox.publishers.base import Published
+from outbox.publishers.brought import BroughtQueues
 from outbox.publishers.confirms import Confirms
 from outbox.publishers.connection import BrokerConnection
 from outbox.publishers.flight import Flight
 from outbox.publishers.suspects import Suspects
-from outbox.publishers.wire_message import CannotSerialize, prepare
+from outbox.publishers.wire_message import CannotSerialize, address, prepare
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class RabbitMQPublisher:
         self._blocked = False
         self._confirms: Confirms | None = None
         self._suspects = Suspects()
+        self._queues = BroughtQueues()
 
     @property
     def blocked(self) -> bool:
@@ -61,6 +63,7 @@ class RabbitMQPublisher:
         if self._confirms is not None:
             return
         self._blocked = False
+        self._queues = BroughtQueues()
         try:
             channel = self._broker.open()
             channel.confirm_select()
@@ -101,6 +104,7 @@ class RabbitMQPublisher:
         flight = Flight(rows, suspects=self._suspects.alone)
         lost: BrokerUnavailable | None = None
         try:
+            self._declare(rows)
             self._deliver(flight, control)
         except BrokerUnavailable as error:
             lost = error
@@ -113,6 +117,12 @@ class RabbitMQPublisher:
         verdicts = flight.end()
         self._suspects.answered(rows, verdicts)
         return Published(verdicts, lost)
+
+    def _declare(self, rows: Sequence[Outgoing]) -> None:
+        """Declare the queues that messages bring along. While nothing is on the wire, so that an error is about a queue."""
+        if self._confirms is not None:
+            for queue in self._queues.missing(rows):
+                self._broker.declare(queue)
 
     def _deliver(self, flight: Flight, control: Control) -> None:
         while True:
@@ -154,14 +164,13 @@ class RabbitMQPublisher:
 
     def _send(self, flight: Flight, confirms: Confirms) -> int:
         row = flight.head
-        route = self.routes.of(row.topic)
-        routing_key = route.key_for(row)
         try:
+            exchange, routing_key = address(row, self.routes)
             message = prepare(row, routing_key=routing_key, frame_max=self._broker.frame_max)
         except CannotSerialize as error:
             flight.failed(Verdict(Outcome.UNPUBLISHABLE, str(error), "CannotSerialize"))
             return 0
-        confirms.send(message, exchange=route.exchange, routing_key=routing_key)
+        confirms.send(message, exchange=exchange, routing_key=routing_key)
         return 1
 
     def _wait(self, confirms: Confirms, control: Control) -> None:

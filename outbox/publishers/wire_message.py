@@ -13,6 +13,7 @@ from outbox.wire import KEY_HEADER, TOPIC_HEADER
 
 if TYPE_CHECKING:
     from outbox.outgoing import Outgoing
+    from outbox.routes import Routes
 
 PERSISTENT = 2
 
@@ -34,14 +35,34 @@ class WireMessage(amqp.Message):
         return self.wire
 
 
+def address(row: Outgoing, routes: Routes) -> tuple[str, str]:
+    """Return the exchange and the routing key of a message. Raises `CannotSerialize` for a delivery that cannot be read."""
+    try:
+        delivery = row.delivery
+    except TypeError as error:
+        problem = f"delivery: {error}; was it enqueued by a newer version?"
+        raise CannotSerialize(problem) from error
+    if delivery is not None:
+        return delivery.exchange, delivery.routing_key_at(row.age_s)
+    route = routes.of(row.topic)
+    return route.exchange, route.key_for(row)
+
+
 def headers(row: Outgoing) -> dict[str, Any]:
-    """Return the headers of a message: the event's own, its topic and its key."""
+    """Return the headers of a message: the event's own, its topic and its key; or exactly those of its delivery."""
+    delivery = row.delivery
+    if delivery is not None:
+        return dict(delivery.headers)
     added = {TOPIC_HEADER: row.topic} if row.key is None else {TOPIC_HEADER: row.topic, KEY_HEADER: row.key}
     return {**row.headers, **added}
 
 
 def properties(row: Outgoing) -> dict[str, Any]:
     """Return the properties of a message, as AMQP 0-9-1 names them."""
+    delivery = row.delivery
+    if delivery is not None:
+        # The id too, because by it a message that comes back unroutable is known.
+        return delivery.properties_at(row.age_s) | {"message_id": str(row.message_id), "content_type": row.content_type}
     text = row.content_type.startswith("text/") or row.content_type.partition(";")[0].endswith("json")
     return {
         "message_id": str(row.message_id),
