@@ -35,7 +35,7 @@ from outbox.identity import partition_of
 from outbox.outgoing import Outgoing
 from outbox.policies import Policies
 from outbox.publishers.flight import CONFIRMED, Flight
-from outbox.relay import Transactions, dead, resuming, settling, transactions
+from outbox.relay import Transactions, cursor, dead, resuming, settling, transactions
 from outbox.relay.batch import Batch
 from outbox.relay.resuming import Resume
 from outbox.states import OnDead, Outcome, RetryPolicy, State, Verdict
@@ -120,6 +120,8 @@ def play(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, *, examples: int) -
     for module, name in ((settling, "_UNBLOCK_AT_ONCE"), (dead, "_UNBLOCK_AT_ONCE"), (dead, "AT_ONCE"), (resuming, "BATCH")):
         monkeypatch.setattr(module, name, 2)
     monkeypatch.setattr(transactions, "_PROMOTE_AT_ONCE", 2)
+    monkeypatch.setattr(cursor, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(cursor, "SWEEP_EVERY_S", 1e9)
     run_state_machine_as_test(
         lambda: OutboxMachine(engine),
         settings=settings(

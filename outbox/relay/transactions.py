@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from outbox import clock
 from outbox.points import Point, reached
 from outbox.relay.batch import Batch
+from outbox.relay.cursor import Cursor
 from outbox.relay.pausing import divide
 from outbox.relay.settling import FAILED, by_partition, settlements, waiting, write
 from outbox.states import State
@@ -65,6 +66,7 @@ class Transactions:
         self._batch_size = batch_size
         self._policies = policies
         self._keep_sent = keep_sent
+        self._cursor = Cursor()
         self._stretch = 1.0
         self._last_read = 0
 
@@ -78,28 +80,37 @@ class Transactions:
         with self._begin() as connection:
             promote.promote(connection, self._tables, most=self._promote_at_once())
             reached(Point.DURING_PROMOTION)
+            if self._cursor.due:
+                self._advance(connection)
+            lows = self._cursor.lows
             leases = claim.lease_partitions(
-                connection, self._tables, owner=self._owner, lease_s=self._lease_s, most=MOST_PARTITIONS
+                connection, self._tables, owner=self._owner, lease_s=self._lease_s, most=MOST_PARTITIONS, lows=lows
             )
             if not leases:
                 return None
-            rows = self._read(connection, leases)
+            rows = self._read(connection, leases, lows)
             free, kept_back = divide(rows, pauses.active(connection, self._tables))
             self._set_aside(connection, kept_back)
             return Batch(leases, free, claimed_at, set_aside=len(kept_back))
+
+    def _advance(self, connection: sa.Connection) -> None:
+        ripe = self._cursor.look(claim.writers(connection, self._tables))
+        if ripe:
+            left = claim.left_behind(connection, self._tables, self._cursor.lows, ripe)
+            self._cursor.advance({place: low for place, low in ripe.items() if place not in left})
 
     def _promote_at_once(self) -> int:
         """Return how many due messages may become pending: few while much is pending, so that retries do not crowd out the rest."""
         return _PROMOTE_AT_ONCE if self._last_read < self._batch_size // 2 else max(1, self._batch_size // 10)
 
-    def _read(self, connection: sa.Connection, leases: Mapping[int, int]) -> list[Outgoing]:
+    def _read(self, connection: sa.Connection, leases: Mapping[int, int], lows: Sequence[int]) -> list[Outgoing]:
         """Return about a batch of what is unsent, spread over the leased partitions.
 
         Where some are nearly empty the others may give more, as the last batch has shown; what is too much stays for later,
         and since it is the end of the id order, nothing of a key is overtaken.
         """
         share = math.ceil(self._stretch * self._batch_size / len(leases))
-        rows = claim.unsent(connection, self._tables, leases, limit=share)
+        rows = claim.unsent(connection, self._tables, leases, limit=share, lows=lows)
         self._last_read = len(rows)
         self._stretch = min(_MOST_STRETCH, max(1.0, self._stretch * self._batch_size / max(1, len(rows))))
         return rows[: self._batch_size]
@@ -135,6 +146,7 @@ class Transactions:
             reached(Point.DURING_SETTLE)
             mine = [each for each in judged if each.row.partition in held]
             write(connection, self._tables, mine, keep_sent=self._keep_sent)
+        self._cursor.settled(mine)
         return Settled(Counter(each.state for each in mine), fenced=len(judged) - len(mine))
 
     @contextmanager

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import State
-from outbox.store.dialects import is_in
+from outbox.store.dialects import is_in, listed
 from outbox.store.plans import first_id
-from outbox.tables import HELD, SCHEMA_VERSION
+from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
 
     from outbox.tables import Tables
 
 
-def lease_partitions(connection: sa.Connection, tables: Tables, *, owner: str, lease_s: float, most: int) -> dict[int, int]:
+NO_LOWS = (0,) * PARTITIONS
+"""Every partition from its start."""
+
+
+def lease_partitions(
+    connection: sa.Connection, tables: Tables, *, owner: str, lease_s: float, most: int, lows: Sequence[int] = NO_LOWS
+) -> dict[int, int]:
     """Lease up to `most` partitions that have pending messages, the least recently served first; return their tokens.
 
-    Reads the 64 rows of `outbox_partition`, with one probe of `outbox_message_pending_ix` for each that is free.
+    Reads the 64 rows of `outbox_partition`, with one probe of `outbox_message_pending_ix`, from the partition's place in `lows`
+    on, and one of `outbox_message_again_ix` for each that is free.
     Locks the rows that it takes and skips those that another relay is taking at this moment. The choice is a CTE, because
     a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
     """
     partition, message = tables.partition, tables.message.alias("waiting")
-    pending = first_id(message, message.c.partition, partition.c.partition, _pending(message)).is_not(None)
+    cursor = listed(
+        connection, [{"place": place, "low": low} for place, low in enumerate(lows)], place=sa.SmallInteger(), low=sa.BigInteger()
+    )
+    ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.low)
+    behind = first_id(message, message.c.partition, partition.c.partition, _pending(message), sa.text(f"waiting.{AGAIN}"))
+    pending = sa.or_(ahead.is_not(None), behind.is_not(None))
     free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now())
     chosen = (
         sa.select(partition.c.partition)
+        .join(cursor, cursor.c.place == partition.c.partition)
         .where(free, pending)
         .order_by(partition.c.served_at.asc().nulls_first(), partition.c.partition)
         .limit(most)
@@ -53,30 +67,58 @@ def lease_partitions(connection: sa.Connection, tables: Tables, *, owner: str, l
     return {row.partition: row.lease_token for row in taken}
 
 
-def unsent(connection: sa.Connection, tables: Tables, partitions: Iterable[int], *, limit: int) -> list[Outgoing]:
-    """Return the pending messages of some partitions in id order, at most `limit` of each partition.
+def unsent(
+    connection: sa.Connection, tables: Tables, partitions: Iterable[int], *, limit: int, lows: Sequence[int] = NO_LOWS
+) -> list[Outgoing]:
+    """Return the pending messages of some partitions in id order, the first `limit` of each or more.
 
     A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages
-    that the last holder has just settled. Walks `outbox_message_pending_ix` once for each partition, from its start,
-    and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
+    that the last holder has just settled. Walks `outbox_message_pending_ix` once for each partition, from its place in `lows`
+    on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
     message that comes back from a backoff between them would be seen by neither, and overtaken. Locks nothing.
     """
     message = tables.message
     earlier = message.alias("earlier")
     held_id = first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD))
-    columns = [message.c[name] for name in _READ]
-    each = [
-        sa.select(
-            sa.select(*columns, held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
-            .where(_pending(message), message.c.partition == partition)
-            .order_by(message.c.id)
-            .limit(limit)
-            .subquery(f"p{place}")
-        )
-        for place, partition in enumerate(partitions)
-    ]
+    read = (*(message.c[name] for name in _READ), held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
+    each: list[sa.Select[Any]] = []
+    for place in partitions:
+        here = (_pending(message), message.c.partition == place)
+        for half in (message.c.id >= lows[place], sa.and_(sa.text(AGAIN), message.c.id < lows[place])):
+            first = sa.select(*read).where(*here, half).order_by(message.c.id).limit(limit)
+            each.append(sa.select(*first.subquery(f"p{len(each)}").c))
     rows = [Outgoing(**row._mapping) for row in connection.execute(sa.union_all(*each))]
     return sorted(rows, key=lambda row: row.id)
+
+
+def writers(connection: sa.Connection, tables: Tables) -> frozenset[str]:
+    """Return the transactions that are writing to the messages at this moment, the connection's own among them.
+
+    Each has held its lock on the table since before it took the first id, and holds it until it ends. Only on PostgreSQL: on
+    SQLite whoever has begun a transaction is the only one that writes.
+    """
+    if connection.dialect.name != "postgresql":
+        return frozenset()
+    name = connection.dialect.identifier_preparer.format_table(tables.message)
+    query = sa.text(
+        "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND relation = CAST(:name AS regclass)"
+        " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        " AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
+    )
+    return frozenset(connection.execute(query, {"name": name}).scalars())
+
+
+def left_behind(connection: sa.Connection, tables: Tables, lows: Sequence[int], places: Mapping[int, int]) -> set[int]:
+    """Return those of the partitions in which there is still a pending message between `lows` and the place given for each.
+
+    One probe of `outbox_message_pending_ix` for each, past the entries of what was published in between.
+    """
+    message = tables.message
+    rows = [{"place": place, "low": lows[place], "high": high} for place, high in places.items()]
+    bounds = listed(connection, rows, place=sa.SmallInteger(), low=sa.BigInteger(), high=sa.BigInteger())
+    between = (message.c.id >= bounds.c.low, message.c.id < bounds.c.high)
+    found = first_id(message, message.c.partition, bounds.c.place, _pending(message), *between)
+    return set(connection.execute(sa.select(bounds.c.place).where(found.is_not(None))).scalars())
 
 
 @dataclass(frozen=True, slots=True)

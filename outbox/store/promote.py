@@ -29,6 +29,6 @@ def promote(connection: sa.Connection, tables: Tables, *, most: int) -> int:
         .cte("due")
     )
     promoted = connection.execute(
-        sa.update(message).where(message.c.id.in_(sa.select(due.c.id))).values(state=State.PENDING, holds=False)
+        sa.update(message).where(message.c.id.in_(sa.select(due.c.id))).values(state=State.PENDING, holds=False, again=True)
     )
     return promoted.rowcount
