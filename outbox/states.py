@@ -47,6 +47,10 @@ class OnDead(StrEnum):
     PARK = "park"  # they follow it into the dead letters
 
 
+PARKED = "Parked"
+"""The error class of a message that is dead only because it followed a dead one of its key, see `OnDead.PARK`."""
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How often, and how far apart, a message that fails by its own fault is tried again, and what follows if in vain.

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from outbox.backoff import Backoff
-from outbox.cli.types import DURATION
+from outbox.cli.types import DURATION, WholeNumber
 from outbox.errors import ConfigurationError
 from outbox.policies import Policies
 from outbox.routes import Route, Routes
@@ -72,7 +72,7 @@ def _policy(table: dict[str, Any], default: RetryPolicy) -> tuple[str, RetryPoli
     first = _value(table, "retry_first", DURATION, default.backoff.first_s)
     ceiling = _value(table, "retry_ceiling", DURATION, default.backoff.ceiling_s)
     return topics, RetryPolicy(
-        max_attempts=_value(table, "max_attempts", click.IntRange(1), default.max_attempts),
+        max_attempts=_value(table, "max_attempts", WholeNumber(1), default.max_attempts),
         backoff=Backoff(first_s=first, ceiling_s=ceiling),
         max_age_s=_value(table, "max_age", DURATION, default.max_age_s),
         on_dead=OnDead(_value(table, "on_dead", click.Choice([each.value for each in OnDead]), default.on_dead)),

@@ -20,28 +20,12 @@ def setting(name: str, help_text: str, **more: Any) -> Callable[[Function], Func
     return click.option(name, envvar=variable, show_envvar=True, show_default=True, help=help_text, **more)
 
 
-database_url = click.option(
-    "--database-url",
-    envvar="OUTBOX_DATABASE_URL",
-    show_envvar=True,
-    required=True,
-    metavar="URL",
-    help="Where the outbox tables are, e.g. postgresql+psycopg://app@db/shop",
+database_url = setting(
+    "--database-url", "Where the outbox tables are, e.g. postgresql+psycopg://app@db/shop", required=True, metavar="URL"
 )
-schema = click.option(
-    "--schema",
-    envvar="OUTBOX_SCHEMA",
-    show_envvar=True,
-    metavar="NAME",
-    help="The database schema that holds the tables (default: the connection's own).",
-)
-broker_url = click.option(
-    "--broker-url",
-    envvar="OUTBOX_BROKER_URL",
-    show_envvar=True,
-    required=True,
-    metavar="URL",
-    help="The broker, as kombu writes it, e.g. amqp://user:password@host:5672/vhost",
+schema = setting("--schema", "The database schema that holds the tables (default: the connection's own).", metavar="NAME")
+broker_url = setting(
+    "--broker-url", "The broker, as kombu writes it, e.g. amqp://user:password@host:5672/vhost", required=True, metavar="URL"
 )
 health = setting(
     "--health",
@@ -50,12 +34,9 @@ health = setting(
     metavar="HOST:PORT",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines instead of text.")
-log_level = click.option(
+log_level = setting(
     "--log-level",
+    "What to log on stderr.",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
-    envvar="OUTBOX_LOG_LEVEL",
-    show_envvar=True,
-    show_default=True,
-    help="What to log on stderr.",
 )

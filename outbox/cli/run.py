@@ -7,7 +7,7 @@ import click
 from outbox.backoff import Backoff
 from outbox.cli import config, logs, options
 from outbox.cli.exit import Command
-from outbox.cli.types import DURATION
+from outbox.cli.types import DURATION, WholeNumber
 from outbox.http.health import answering
 from outbox.lifecycle import stop_on_signals
 from outbox.relay.readiness import database_check
@@ -28,9 +28,9 @@ from outbox.vitals import Vitals
 )
 @options.setting("--confirm-timeout", "How long the broker may be silent with messages in flight.", default="20s", type=DURATION)
 @options.setting("--poll-interval", "The longest pause between two looks at an empty table.", default="500ms", type=DURATION)
-@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=click.IntRange(1, 10_000))
+@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, 10_000))
 @options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
-@options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=click.IntRange(1))
+@options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=WholeNumber(1))
 @options.setting(
     "--retry-first", "The longest delay before a message's second try; doubles with every failure.", default="1s", type=DURATION
 )

@@ -31,7 +31,8 @@ def status(*, database_url: str, schema: str | None, as_json: bool) -> None:
     """Show how many messages stand where, how old the oldest is, which relays are at work, and what is paused.
 
     A relay says of the broker: connected, unreachable, or blocked (a memory or disk alarm makes it take nothing). One that has
-    not been seen for a minute is silent: it hangs, is cut off from the database, or was killed.
+    not been seen for a minute is silent: it hangs, is cut off from the database, or was killed. Messages of a state are counted
+    up to 10,000, which is shown as 10000+ (in JSON: as the number in counted_up_to), so that it is quick among millions.
 
     Example: outbox-relay status --database-url postgresql://app@db/shop --json
     """
@@ -46,7 +47,7 @@ def status(*, database_url: str, schema: str | None, as_json: bool) -> None:
 
 
 def _counts(found: Stats) -> list[str]:
-    counts = "  ".join(f"{state} {count}" for state, count in found.messages.items())
+    counts = "  ".join(f"{state} {count}{'+' if count >= found.counted_up_to else ''}" for state, count in found.messages.items())
     oldest = "none" if found.oldest_unsent_s is None else f"{found.oldest_unsent_s:.1f} s"
     return [
         f"messages       {counts}",

@@ -1,4 +1,4 @@
-"""Types of option values."""
+"""Types of option values, from the command line as well as from a TOML file."""
 
 from __future__ import annotations
 
@@ -48,3 +48,13 @@ class Address(click.ParamType[tuple[str, int]]):
 
 
 ADDRESS = Address()
+
+
+class WholeNumber(click.IntRange):
+    """A whole number within bounds. `int()` would make 2 of 2.5, and 1 of `true`, which a TOML file can hold."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return the number."""
+        if isinstance(value, bool | float):
+            self.fail(f"{value!r} is not a whole number", param, ctx)
+        return int(super().convert(value, param, ctx))

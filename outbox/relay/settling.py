@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox.reasons import storable
-from outbox.states import OnDead, Outcome, State, Verdict, decide
+from outbox.states import PARKED, OnDead, Outcome, State, Verdict, decide
 from outbox.store import settle
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def _follow(each: Settlement, head: Settlement) -> Settlement:
 
 def parked(each: Settlement, head: UUID) -> Settlement:
     """Return the settlement of a message that follows a dead one of its key into the dead letters."""
-    verdict = Verdict(Outcome.HELD, parked_reason(head), settle.PARKED)
+    verdict = Verdict(Outcome.HELD, parked_reason(head), PARKED)
     return replace(each, verdict=verdict, decision=replace(each.decision, state=State.DEAD), on_dead=OnDead.PARK)
 
 
@@ -95,7 +95,9 @@ def waiting(row: Outgoing, holder: Holder | None, policies: Policies) -> Settlem
     blocked = _settlement(row, Verdict(Outcome.HELD), policies.of(row.topic))
     if holder is None or holder.id > row.id or holder.state is not State.DEAD:
         return blocked
-    return parked(blocked, holder.message_id) if policies.of(holder.topic).on_dead is OnDead.PARK else blocked
+    # One that is parked itself follows its head's policy, and not its own topic's, also when that head is discarded.
+    parks = holder.parked or policies.of(holder.topic).on_dead is OnDead.PARK
+    return parked(blocked, holder.message_id) if parks else blocked
 
 
 def by_partition(settled: Iterable[Settlement], *states: State) -> Counter[int]:

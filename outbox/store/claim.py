@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
-from outbox.states import State
+from outbox.states import PARKED, State
 from outbox.store.dialects import is_in, listed
 from outbox.store.plans import first_id
 from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
@@ -130,6 +130,7 @@ class Holder:
     message_id: UUID
     topic: str
     state: State
+    parked: bool
 
 
 def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) -> dict[str, Holder]:
@@ -138,11 +139,13 @@ def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) ->
     each = message.alias("each")
     first = first_id(each, each.c.key, message.c.key, sa.text(HELD))
     rows = connection.execute(
-        sa.select(message.c.id, message.c.key, message.c.message_id, message.c.topic, message.c.state).where(
+        sa.select(*(message.c[name] for name in _HOLDER)).where(
             is_in(connection, message.c.key, keys), message.c.holds, message.c.id == first
         )
     )
-    return {row.key: Holder(row.id, row.key, row.message_id, row.topic, State(row.state)) for row in rows}
+    return {
+        row.key: Holder(row.id, row.key, row.message_id, row.topic, State(row.state), row.error_class == PARKED) for row in rows
+    }
 
 
 def renew(connection: sa.Connection, tables: Tables, leases: Mapping[int, int], *, lease_s: float) -> set[int]:
@@ -169,6 +172,7 @@ def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
     return sa.and_(message.c.state == sa.literal_column(f"'{State.PENDING}'"), message.c.schema_version <= SCHEMA_VERSION)
 
 
+_HOLDER = ("id", "key", "message_id", "topic", "state", "error_class")
 _READ = (
     "id", "message_id", "topic", "key", "partition", "type", "content_type", "payload", "headers", "created_at", "attempts",
 )  # fmt: skip

@@ -29,6 +29,11 @@ def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     return insert(table)
 
 
+def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
+    """Return an INSERT that can be told what to do ON CONFLICT."""
+    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
+
+
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
     """Return `column IN values` with the values as one parameter: the same statement text for any number of them."""
     listed = list(values)

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from outbox.sqltypes import UtcDateTime, now
 from outbox.states import State
-from outbox.store.dialects import is_in
+from outbox.store.dialects import insert, is_in
 from outbox.store.plans import exactly
 
 if TYPE_CHECKING:
@@ -51,15 +51,18 @@ def listed(connection: sa.Connection, tables: Tables) -> list[Pause]:
 def add(connection: sa.Connection, tables: Tables, topics: str) -> bool:
     """Pause a pattern; return whether it was not active already. One that is being resumed is paused again, from now.
 
-    Writes one row by `outbox_pause_pk`. Two sessions that pause the same pattern at once: the second may fail on that key.
+    Writes one row by `outbox_pause_pk`. One statement, because of two sessions that pause the same pattern at once: the
+    second waits for the first, and then finds it active.
     """
     pause = tables.pause
-    if topics in active(connection, tables):
-        return False
-    again = connection.execute(sa.update(pause).where(pause.c.topics == topics).values(paused_at=now(), resumed_at=None))
-    if not again.rowcount:
-        connection.execute(sa.insert(pause).values(topics=topics))
-    return True
+    again = {"paused_at": now(), "resumed_at": None}
+    written = connection.execute(
+        insert(connection, pause)
+        .values(topics=topics)
+        .on_conflict_do_update(index_elements=[pause.c.topics], set_=again, where=pause.c.resumed_at.is_not(None))
+        .returning(pause.c.topics)
+    )
+    return written.first() is not None
 
 
 def wait_for_claims(connection: sa.Connection, tables: Tables) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from outbox.sqltypes import later, now
-from outbox.states import State
+from outbox.states import PARKED, State
 from outbox.store.claim import held_leases
 from outbox.store.dialects import appended, is_in, listed
 from outbox.store.plans import exactly
@@ -15,9 +15,6 @@ from outbox.tables import HELD
 
 MOST_FAILURES = 100
 """How many failures of a message are kept; what a full queue refuses may be tried for ever."""
-
-PARKED = "Parked"
-"""The error class of a message that only followed a dead one of its key."""
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,10 +93,12 @@ def block(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None
 
 
 def park(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, reason: str) -> None:
-    """Give up everything that is blocked behind these keys."""
+    """Give up everything that is blocked behind these keys; each goes on holding its key, whatever its own topic's policy is."""
     message = tables.message
     blocked = sa.and_(is_in(connection, message.c.key, keys), message.c.holds, message.c.state == State.BLOCKED)
-    parked = {"state": State.DEAD, "dead_at": now(), "last_error": reason, "error_class": PARKED}
+    error, kind = sa.literal(reason, sa.Text()), sa.literal(PARKED, sa.Text())
+    kept = appended(connection, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind)
+    parked = {"state": State.DEAD, "dead_at": now(), "last_error": error, "error_class": kind, "failures": kept}
     connection.execute(sa.update(message).where(blocked).values(parked))
 
 

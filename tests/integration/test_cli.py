@@ -425,6 +425,7 @@ def test_status_of_an_empty_outbox_has_no_oldest(local):
 
     assert found == {
         "messages": {"scheduled": 0, "pending": 0, "blocked": 0, "sent": 0, "dead": 0},
+        "counted_up_to": 10_000,
         "oldest_unsent_s": None,
         "leases": [],
         "published": 0,
