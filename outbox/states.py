@@ -44,7 +44,7 @@ class OnDead(StrEnum):
 
     BLOCK = "block"  # they wait until an operator has retried or discarded it
     SKIP = "skip"  # they go on without it
-    PARK = "park"  # they follow it into the dead letters
+    PARK = "park"  # they follow it into the dead letters, and what comes later follows them, whatever its own topic says
 
 
 PARKED = "Parked"

@@ -12,6 +12,7 @@ from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import PARKED, State
 from outbox.store.dialects import is_in, listed
+from outbox.store.payloads import payload_if_small, with_large_payloads
 from outbox.store.plans import first_id
 from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
 
@@ -70,7 +71,7 @@ def lease_partitions(
 def unsent(
     connection: sa.Connection, tables: Tables, partitions: Iterable[int], *, limit: int, lows: Sequence[int] = NO_LOWS
 ) -> list[Outgoing]:
-    """Return the pending messages of some partitions in id order, the first `limit` of each or more.
+    """Return the pending messages of some partitions in id order: the first `limit` of each or more, as many as fit in memory.
 
     A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages
     that the last holder has just settled. Walks `outbox_message_pending_ix` once for each partition, from its place in `lows`
@@ -80,7 +81,7 @@ def unsent(
     message = tables.message
     earlier = message.alias("earlier")
     held_id = first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD))
-    read = (*(message.c[name] for name in _READ), held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
+    read = (*(message.c[name] for name in _READ), payload_if_small(message), held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
     each: list[sa.Select[Any]] = []
     for place in partitions:
         here = (_pending(message), message.c.partition == place)
@@ -88,7 +89,7 @@ def unsent(
             first = sa.select(*read).where(*here, half).order_by(message.c.id).limit(limit)
             each.append(sa.select(*first.subquery(f"p{len(each)}").c))
     rows = [Outgoing(**row._mapping) for row in connection.execute(sa.union_all(*each))]
-    return sorted(rows, key=lambda row: row.id)
+    return with_large_payloads(connection, tables, sorted(rows, key=lambda row: row.id))
 
 
 def writers(connection: sa.Connection, tables: Tables) -> frozenset[str]:
@@ -174,5 +175,5 @@ def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
 
 _HOLDER = ("id", "key", "message_id", "topic", "state", "error_class")
 _READ = (
-    "id", "message_id", "topic", "key", "partition", "type", "content_type", "payload", "headers", "created_at", "attempts",
+    "id", "message_id", "topic", "key", "partition", "type", "content_type", "headers", "created_at", "attempts",
 )  # fmt: skip
