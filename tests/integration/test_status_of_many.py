@@ -22,10 +22,7 @@ HOUR = timedelta(hours=1)
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def engine(request, tmp_path):
-    if request.param == "sqlite":
-        engine = sqlite_database(tmp_path)
-    else:
-        engine = database(request.getfixturevalue("database_url"))
+    engine = sqlite_database(tmp_path) if request.param == "sqlite" else database(request.getfixturevalue("database_url"))
     yield engine
     engine.dispose()
 
