@@ -101,16 +101,6 @@ class Inbox:
         return self._handlers.is_async
 
     @property
-    def sessions(self) -> Any:
-        """What makes the sessions."""
-        return self._sessions
-
-    @property
-    def tables(self) -> Tables:
-        """The tables of the inbox and the outbox."""
-        return self._tables
-
-    @property
     def handlers(self) -> tuple[Handling, ...]:
         """What is registered, in the order in which it is tried."""
         return tuple(self._handlers)

@@ -81,7 +81,12 @@ def unsent(
     message = tables.message
     earlier = message.alias("earlier")
     held_id = first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD))
-    read = (*(message.c[name] for name in _READ), payload_if_small(message), held_id.label("held_id"), sa.type_coerce(now(), UtcDateTime()).label("read_at"))
+    read = (
+        *(message.c[name] for name in _READ),
+        payload_if_small(message),
+        held_id.label("held_id"),
+        sa.type_coerce(now(), UtcDateTime()).label("read_at"),
+    )
     each: list[sa.Select[Any]] = []
     for place in partitions:
         here = (_pending(message), message.c.partition == place)

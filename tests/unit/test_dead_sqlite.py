@@ -368,7 +368,7 @@ def test_a_retried_message_keeps_its_id_key_and_place_and_starts_afresh(engine):
     assert call(engine, "retry", first, "--yes").stdout == "retried 1 message\n"
     after = row_of(engine, first)
     changed = {name for name in after if after[name] != before[name]}
-    assert changed == {"state", "attempts", "available_at", "dead_at", "holds", "last_error", "error_class"}
+    assert changed == {"state", "attempts", "available_at", "dead_at", "holds", "again", "last_error", "error_class"}
     assert (after["state"], after["attempts"], after["dead_at"], after["holds"]) == ("pending", 0, None, False)
     assert (after["last_error"], after["error_class"], len(after["failures"])) == (None, None, 1)
     assert abs(after["available_at"] - datetime.now(UTC)) < timedelta(minutes=1)

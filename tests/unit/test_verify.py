@@ -79,7 +79,7 @@ def test_nothing_to_say_about_the_right_tables(database):
         ("attempts INTEGER DEFAULT 0", "attempts INTEGER", "column attempts is"),
         ("content_type TEXT NOT NULL,", "", "column content_type is missing"),
         ("WHERE state = 'scheduled'", "WHERE state = 'pending'", "index outbox_message_scheduled_ix is"),
-        (" WHERE state = 'pending'", "", "index outbox_message_pending_ix is"),
+        (" WHERE state = 'pending';", ";", "index outbox_message_pending_ix is"),
         ("(partition, id)", "(id, partition)", "index outbox_message_pending_ix is"),
         ("INDEX outbox_message_pending_ix", "UNIQUE INDEX outbox_message_pending_ix", "index outbox_message_pending_ix is"),
         ("outbox_message_held_ix", "another_ix", "index outbox_message_held_ix is missing"),
