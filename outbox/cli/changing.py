@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli import config, options
+from outbox.cli import options
+from outbox.cli.looking import check_named
 from outbox.cli.printing import letter, plain
-from outbox.cli.reading import reading
-from outbox.cli.selecting import Wanted, selecting
-from outbox.errors import OutboxError
-from outbox.relay.dead import AT_ONCE
-from outbox.store import dead as store
-from outbox.tables import Tables
+from outbox.letters import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
-    import sqlalchemy as sa
-
+    from outbox.cli.selecting import Wanted
+    from outbox.letters import Letters
     from outbox.store.dead import Selection
 
 _FIRST = 5
@@ -30,21 +27,21 @@ _FIRST = 5
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What is done to the dead letters, in two forms of its verb, and the function that does it in batches."""
+    """What is done to dead letters, in two forms of its verb, and the function that does it in batches."""
 
     verb: str
     past: str
-    batches: Callable[[sa.Connection, Tables, Selection], Iterator[int]]
+    batches: Callable[[Letters, Selection], Iterator[int]]
 
 
-def changing(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of one that changes dead letters; they are the parameters of `change`."""
+RETRY = Change("retry", "retried", lambda letters, selection: letters.retry(selection))
+DISCARD = Change("discard", "discarded", lambda letters, selection: letters.discard(selection))
+
+
+def asking(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of one that changes dead letters; they are parameters of `change`."""
     for option in reversed(
         (
-            config.option,
-            options.database_url,
-            options.schema,
-            selecting,
             click.option("--all", "everything", is_flag=True, help="All dead letters, instead of a selection."),
             click.option("--dry-run", is_flag=True, help="Change nothing; say how many it would be, and show the first."),
             click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal to ask at."),
@@ -57,9 +54,8 @@ def changing(command: Callable[..., None]) -> Callable[..., None]:
 
 def change(
     what: Change,
+    opening: AbstractContextManager[Letters],
     *,
-    database_url: str,
-    schema: str | None,
     wanted: Wanted,
     everything: bool,
     dry_run: bool,
@@ -71,40 +67,25 @@ def change(
         raise click.UsageError(f"say which messages to {what.verb}, or --all" + (", not both" if everything else ""))
     if not (yes or dry_run or sys.stdin.isatty()):
         raise click.UsageError(f"there is no terminal to ask at; to {what.verb} them, add --yes (--dry-run shows them)")
-    tables = Tables(schema=schema)
-    with reading(database_url) as connection:
-        with connection.begin():
-            selection = wanted.at(store.clock(connection))
-            check_named(connection, tables, selection)
-            total = store.count(connection, tables, selection)
-            first = store.find(connection, tables, selection, limit=_FIRST)
+    with opening as letters:
+        selection = wanted.at(letters.clock())
+        check_named(letters, selection)
+        total = letters.count(selection)
         if dry_run:
-            _foresee(what, total, first, as_json=as_json)
+            _foresee(what, total, letters.find(selection, limit=_FIRST), as_json=as_json)
             return
         if total and not yes:
             click.confirm(f"{what.verb} {_messages(total)}?", abort=True, err=True)
-        done = _run(what, connection, tables, selection, total)
+        done = _run(what, letters, selection, total)
     click.echo(json.dumps({what.past: done}) if as_json else f"{what.past} {_messages(done)}")
 
 
-def check_named(connection: sa.Connection, tables: Tables, selection: Selection) -> None:
-    """Raise `OutboxError` if one of the messages that are named is not among the dead letters."""
-    if not (named := selection.message_ids):
-        return
-    found = {row["message_id"] for row in store.find(connection, tables, selection, limit=len(named))}
-    missing = [str(each) for each in named if each not in found]
-    if missing:
-        raise OutboxError(
-            f"no dead letter {', '.join(missing)}: it is not dead, or was retried or discarded, or other options exclude it"
-        )
-
-
-def _run(what: Change, connection: sa.Connection, tables: Tables, selection: Selection, total: int) -> int:
+def _run(what: Change, letters: Letters, selection: Selection, total: int) -> int:
     done = 0
     hidden = total <= AT_ONCE or not sys.stderr.isatty()
     try:
         with click.progressbar(length=total, label=what.past, file=sys.stderr, show_pos=True, hidden=hidden) as bar:
-            for changed in what.batches(connection, tables, selection):
+            for changed in what.batches(letters, selection):
                 done += changed
                 bar.update(changed)
     except BaseException:  # also Ctrl-C: the batches before it are committed

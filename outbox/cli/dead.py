@@ -2,89 +2,73 @@
 
 from __future__ import annotations
 
-import json
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outbox.cli import config, options
-from outbox.cli.changing import Change, change, changing, check_named
+from outbox.cli.changing import DISCARD, RETRY, asking, change
 from outbox.cli.exit import Command, Group
-from outbox.cli.printing import letter, page, plain
+from outbox.cli.looking import paging, print_lines, print_pages
 from outbox.cli.reading import reading
-from outbox.cli.selecting import Wanted, selecting
-from outbox.relay import dead as letters
-from outbox.store import dead as store
+from outbox.cli.selecting import selecting
+from outbox.relay.dead import RelayLetters
 from outbox.tables import Tables
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-_RETRY = Change("retry", "retried", letters.retry)
-_DISCARD = Change("discard", "discarded", letters.discard)
-
-_after = click.option(
-    "--after", type=click.IntRange(0, 2**63 - 1), default=0, metavar="ID", help="Only those with a higher id, for the next page."
-)
+    from outbox.letters import Letters
 
 
-def _limit(default: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    return click.option("--limit", type=click.IntRange(1, 10_000), default=default, show_default=True, help="At most so many.")
+def _which(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which dead letters, and where they are."""
+    return config.option(options.database_url(options.schema(selecting(click.UUID)(command))))
+
+
+@contextmanager
+def _letters(database_url: str, schema: str | None) -> Iterator[Letters]:
+    with reading(database_url) as connection:
+        yield RelayLetters(connection, Tables(schema=schema))
 
 
 @click.group(cls=Group)
 def dead() -> None:
-    """Look at messages that were given up; retry or discard them."""
+    """Look at messages that were given up; retry or discard them.
+
+    One that followed an earlier dead one of its key has the error class Parked.
+    """
 
 
 @dead.command("list", cls=Command)
-@config.option
-@options.database_url
-@options.schema
-@selecting
-@_after
-@_limit(50)
-@options.as_json
-def list_letters(*, database_url: str, schema: str | None, wanted: Wanted, after: int, limit: int, as_json: bool) -> None:
+@_which
+@paging(50)
+def list_letters(*, database_url: str, schema: str | None, **asked: Any) -> None:
     """List dead letters, the oldest first, without their payloads. With --json one object on each line.
 
     Example: outbox-relay dead list --topic "orders.#" --since 2h
     """
-    with reading(database_url) as connection:
-        selection = wanted.at(store.clock(connection))
-        rows = store.find(connection, Tables(schema=schema), selection, after=after, limit=limit)
-    for row in rows:
-        click.echo(json.dumps(plain(row)) if as_json else letter(row))
-    _say_if_none(rows, as_json=as_json)
+    with _letters(database_url, schema) as letters:
+        print_lines(letters, **asked)
 
 
 @dead.command(cls=Command)
-@config.option
-@options.database_url
-@options.schema
-@selecting
-@_after
-@_limit(10)
-@options.as_json
-def show(*, database_url: str, schema: str | None, wanted: Wanted, after: int, limit: int, as_json: bool) -> None:
+@_which
+@paging(10)
+def show(*, database_url: str, schema: str | None, **asked: Any) -> None:
     """Show all of some dead letters: every column, every attempt that failed, and the payload.
 
     Example: outbox-relay dead show 0198c5a7-6b1e-7c3f-8a53-0f5d5f9d2b11
     """
-    tables = Tables(schema=schema)
-    with reading(database_url) as connection:
-        selection = wanted.at(store.clock(connection))
-        check_named(connection, tables, selection)
-        rows = store.find(connection, tables, selection, after=after, limit=limit, whole=True)
-    for number, row in enumerate(rows):
-        found = plain(row)
-        click.echo(json.dumps(found) if as_json else "\n" * bool(number) + page(found))
-    _say_if_none(rows, as_json=as_json)
+    with _letters(database_url, schema) as letters:
+        print_pages(letters, **asked)
 
 
 @dead.command(cls=Command)
-@changing
-def retry(**asked: Any) -> None:
+@_which
+@asking
+def retry(*, database_url: str, schema: str | None, **asked: Any) -> None:
     """Let dead letters be published after all, with all their attempts before them.
 
     They keep their message ids, and within a key their order: one whose earlier message is still dead, or backing off, waits
@@ -96,12 +80,13 @@ def retry(**asked: Any) -> None:
     Example: outbox-relay dead retry --topic "orders.#" --error-class Unroutable --dry-run
              outbox-relay dead retry --key customer-17 --yes
     """
-    change(_RETRY, **asked)
+    change(RETRY, _letters(database_url, schema), **asked)
 
 
 @dead.command(cls=Command)
-@changing
-def discard(**asked: Any) -> None:
+@_which
+@asking
+def discard(*, database_url: str, schema: str | None, **asked: Any) -> None:
     """Delete dead letters for good: they will never be published.
 
     What is blocked behind one goes on without it, unless another message of its key is dead or backing off. What dies during
@@ -111,9 +96,4 @@ def discard(**asked: Any) -> None:
     Example: outbox-relay dead discard 0198c5a7-6b1e-7c3f-8a53-0f5d5f9d2b11
              outbox-relay dead discard --until 30d --yes
     """
-    change(_DISCARD, **asked)
-
-
-def _say_if_none(rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    if not rows and not as_json:
-        click.echo("no dead messages", err=True)
+    change(DISCARD, _letters(database_url, schema), **asked)

@@ -7,12 +7,14 @@ from typing import Any
 import click
 
 from outbox.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable, OutboxError, SchemaError
+from outbox.inbox.errors import HandlersStuck
 
 FAILURE = 1
 USAGE = 2  # wrong option or configuration; click's own code for it
 DATABASE = 3  # the database cannot be reached
 BROKER = 4  # the broker refused us: credentials, virtual host, exchange
 SCHEMA = 5  # the outbox tables are missing or older than needed
+STUCK = 6  # handlers hang past their time limits; the process must be started again
 KILLED = 130  # a second signal stopped it at once
 
 _CODES: tuple[tuple[type[OutboxError], int], ...] = (
@@ -20,6 +22,7 @@ _CODES: tuple[tuple[type[OutboxError], int], ...] = (
     (DatabaseUnavailable, DATABASE),
     (BrokerUnavailable, BROKER),
     (SchemaError, SCHEMA),
+    (HandlersStuck, STUCK),
 )
 
 

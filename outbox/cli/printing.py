@@ -65,4 +65,5 @@ def letter(row: Mapping[str, Any]) -> str:
     key = f"  key {printable(row['key'])}" if row["key"] is not None else ""
     error = printable(": ".join(filter(None, (row["error_class"], row["last_error"]))))
     died = row["dead_at"].isoformat(timespec="seconds")
-    return f"{row['id']:>8}  {row['message_id']}  {died}  {row['topic']}{key}  attempts {row['attempts']}  {error}".rstrip()
+    message_id, topic = printable(str(row["message_id"])), printable(row["topic"])
+    return f"{row['id']:>8}  {message_id}  {died}  {topic}{key}  attempts {row['attempts']}  {error}".rstrip()

@@ -28,14 +28,22 @@ def database(url: str) -> Iterator[sa.Engine]:
     """Yield an engine. Its errors come out as `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
     engine = open_engine(url)
     try:
-        yield engine
+        with explained():
+            yield engine
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Let a database's errors come out as `DatabaseUnavailable`, or `SchemaError` if the tables are not there."""
+    try:
+        yield
     except DBAPIError as error:
         if isinstance(error, ProgrammingError) or (isinstance(error, OperationalError) and "no such" in str(error.orig)):
             message = f"the outbox tables are not as expected ({_first_line(error)}); run: outbox-relay schema verify"
             raise SchemaError(message) from error
         raise unavailable(error) from error
-    finally:
-        engine.dispose()
 
 
 def _connect(engine: sa.Engine) -> sa.Connection:

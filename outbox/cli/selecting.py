@@ -55,7 +55,6 @@ class _Pattern(click.ParamType[str]):
 
 
 _OPTIONS = (
-    click.argument("message_ids", nargs=-1, type=click.UUID, metavar="[MESSAGE_ID]..."),
     click.option(
         "--topic", type=_Pattern(), metavar="PATTERN", help="Only of these topics: * is one word, # any number of words."
     ),
@@ -64,7 +63,7 @@ _OPTIONS = (
         "--since", type=_Moment(), metavar="WHEN", help="Only what died at this time or later: 2026-01-31T08:30 (UTC), 2h (ago)."
     ),
     click.option("--until", type=_Moment(), metavar="WHEN", help="Only what died at this time or before."),
-    click.option("--error-class", metavar="NAME", help="Only of this class of error, as in the list; Parked is one."),
+    click.option("--error-class", metavar="NAME", help="Only of this class of error, as in the list."),
 )
 
 
@@ -72,7 +71,7 @@ _OPTIONS = (
 class Wanted:
     """What a command was asked to select."""
 
-    message_ids: tuple[UUID, ...]
+    message_ids: tuple[UUID, ...] | tuple[str, ...]
     topic: str | None
     key: str | None
     since: Moment | None
@@ -88,8 +87,9 @@ class Wanted:
 
     def at(self, clock: datetime) -> Selection:
         """Return the selection at this time by the database's clock; what dies later is not part of it."""
+        message_ids: tuple[Any, ...] = tuple(dict.fromkeys(self.message_ids))
         return Selection(
-            message_ids=tuple(dict.fromkeys(self.message_ids)),
+            message_ids=message_ids,
             topics=self.topic,
             key=self.key,
             since=None if self.since is None else _absolute(self.since, clock),
@@ -98,13 +98,24 @@ class Wanted:
         )
 
 
-def selecting(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that select dead letters, as one parameter `wanted`."""
+def selecting(ids: click.ParamType[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that select dead letters, as one parameter `wanted`; their message ids are of the type `ids`."""
+    named = click.argument("message_ids", nargs=-1, type=ids, metavar="[MESSAGE_ID]...")
 
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        packed = _packing(command)
+        for option in reversed((named, *_OPTIONS)):
+            packed = option(packed)
+        return packed
+
+    return decorate
+
+
+def _packing(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def packed(
         *,
-        message_ids: tuple[UUID, ...],
+        message_ids: tuple[Any, ...],
         topic: str | None,
         key: str | None,
         since: Moment | None,
@@ -114,8 +125,6 @@ def selecting(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         command(wanted=Wanted(message_ids, topic, key, since, until, error_class), **others)
 
-    for option in reversed(_OPTIONS):
-        packed = option(packed)
     return packed
 
 

@@ -22,6 +22,7 @@ from outbox.inbox.leasing import run_leased
 from outbox.inbox.limits import may_commit, within
 from outbox.inbox.transaction import OpenTransaction, connection_of
 from outbox.points import Point, reached
+from outbox.states import OnDead
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ class Inbox:
         except (NoHandler, UnusableMessage):
             return Rules()
 
+    def waits_for_dead(self, topic: str) -> bool:
+        """Tell whether a message of this topic waits while an earlier one of its key is dead: `ordered`, and the policy `block`."""
+        handling = self._handlers.find(topic)
+        rules = Rules() if handling is None else handling.rules
+        return self.ordered and rules.retry.on_dead == OnDead.BLOCK
+
     def _once(self, handling: Handling, message: Message) -> Result:
         with (
             self._transaction(handling.rules) as (session, given),
@@ -240,7 +247,7 @@ class Inbox:
         """Give a session in a transaction of its own, and its connection, for what the inbox itself writes down."""
         given = self.sessions()
         with given.sync_session if self.is_async else given as session, session.begin():
-            yield session, connection_of(session, self.tables)
+            yield session, connection_of(session, self.tables, own=True)
 
     def _call(self, handling: Handling, given: Any, message: Message) -> Any:
         """Call a handler; an `async def` one is awaited from the greenlet that `process_async` has started."""

@@ -41,9 +41,11 @@ def processing(inbox: Inbox) -> Iterator[Run]:
         def run(function: Callable[..., R], *args: Any) -> R:
             return asyncio.run_coroutine_threadsafe(greenlet_spawn(function, *args), loop).result()
 
-        yield run
-        with suppress(TimeoutError):  # a handler that blocks the loop
-            asyncio.run_coroutine_threadsafe(_wind_up(inbox), loop).result(_WIND_UP_S)
+        try:
+            yield run
+        finally:
+            with suppress(TimeoutError):  # a handler that blocks the loop
+                asyncio.run_coroutine_threadsafe(_wind_up(inbox), loop).result(_WIND_UP_S)
 
 
 @contextmanager

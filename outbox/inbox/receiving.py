@@ -12,7 +12,6 @@ from outbox.inbox import failing, stored
 from outbox.inbox.errors import NoHandler, ProcessDied, UnusableMessage
 from outbox.inbox.inbox import Result
 from outbox.points import Point, reached
-from outbox.states import OnDead
 from outbox.store import failed
 from outbox.store.failed import Failure
 
@@ -97,7 +96,7 @@ class Receiver:
         row = stored.to_row(self._inbox.consumer, work.message)
         with self._inbox.transaction() as (session, connection):
             if failed.record(connection, self._tables, row, failure, attempts=attempts) and failure.delay_s is None:
-                self._bury(session, connection, row, failure, rules)
+                self._bury(session, connection, row, failure)
         self._report(work.message, error, failure, attempts)
         return Result.DEAD if failure.delay_s is None else Result.RETRY
 
@@ -121,7 +120,7 @@ class Receiver:
             return 0
         row = stored.to_row(inbox.consumer, message)
         with inbox.transaction() as (_session, connection):
-            if ordered and failed.wait_behind(connection, self._tables, row, dead_block=_blocks(rules)):
+            if ordered and failed.wait_behind(connection, self._tables, row, dead_block=inbox.waits_for_dead(message.topic)):
                 return None
             if not message.redelivered:
                 return 0
@@ -132,13 +131,14 @@ class Receiver:
             return None
 
     def _clear(self, message: Message) -> None:
-        with self._inbox.transaction() as (_session, connection):
-            failed.clear(connection, self._tables, self._inbox.consumer, stored.storable_id(message))
+        inbox, message_id = self._inbox, stored.storable_id(message)
+        with inbox.transaction() as (_session, connection):
+            failed.clear(connection, self._tables, inbox.consumer, message_id, waits_for_dead=inbox.waits_for_dead)
 
-    def _bury(self, session: Session, connection: Any, row: dict[str, Any], failure: Failure, rules: Rules) -> None:
+    def _bury(self, session: Session, connection: Any, row: dict[str, Any], failure: Failure) -> None:
         inbox = self._inbox
-        if inbox.ordered and row["key"] is not None and not _blocks(rules):
-            failed.unblock(connection, self._tables, inbox.consumer, row["key"])
+        if inbox.ordered and row["key"] is not None:
+            failed.unblock(connection, self._tables, inbox.consumer, row["key"], waits_for_dead=inbox.waits_for_dead)
         if inbox.dead_letter_topic is not None:
             enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
 
@@ -150,10 +150,6 @@ class Receiver:
         else:
             extra["retry_in_s"] = round(failure.delay_s, 1)
             log.warning("handling failed; rolled back", extra={**extra, "error": failure.error}, exc_info=traceback)
-
-
-def _blocks(rules: Rules) -> bool:
-    return rules.retry.on_dead == OnDead.BLOCK
 
 
 def _letter(topic: str, row: dict[str, Any], failure: Failure) -> Event:

@@ -19,6 +19,7 @@ _NONE = (
     "the connection has not begun one, or commits every statement by itself (AUTOCOMMIT)"
 )
 _ENDED = "the transaction was committed or rolled back by the code inside; leave that to whoever began it"
+_READ_COMMITTED = {"isolation_level": "READ COMMITTED"}
 _IDLE, _INTRANS = 0, 2  # libpq's PQTRANS_IDLE and PQTRANS_INTRANS, which psycopg 2 and 3 report
 
 
@@ -55,16 +56,20 @@ class OpenTransaction:
         return self._was_idle and _is_idle(self.connection)
 
 
-def connection_of(target: Session | sa.Connection, tables: Tables) -> sa.Connection:
+def connection_of(target: Session | sa.Connection, tables: Tables, *, own: bool = False) -> sa.Connection:
     """Return the connection that the outbox tables are reached through.
 
-    A session's own `execute` would first flush what is pending, so statements go to its connection.
+    A session's own `execute` would first flush what is pending, so statements go to its connection. With `own`, for a session
+    whose transaction has only just begun and is not the application's: each statement of it sees what has committed before.
     """
     if isinstance(target, sa.Connection):
         return target
     where = {"mapper": sa.inspect(tables.row), "clause": tables.processed}  # for Session(binds=...)
     try:
-        return target.connection(bind_arguments=where)
+        # What waits for a lock is to see afterwards what its holder has done, whatever isolation the application works with.
+        bind = target.get_bind(**where)
+        fresh = own and isinstance(bind, sa.Engine) and bind.dialect.name == "postgresql"
+        return target.connection(bind_arguments=where, execution_options=_READ_COMMITTED if fresh else None)
     except UnboundExecutionError as error:
         raise ConfigurationError("the session has binds= for other tables, but not for processed_messages; add it") from error
     except InvalidRequestError as error:  # Session(autobegin=False)

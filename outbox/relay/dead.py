@@ -3,23 +3,55 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from outbox.letters import AT_ONCE, Batches
 from outbox.states import State
 from outbox.store import claim, dead, settle
 from outbox.store.dialects import limit_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from datetime import datetime
 
     import sqlalchemy as sa
 
     from outbox.store.dead import Selection
     from outbox.tables import Tables
 
-AT_ONCE = 500
 _UNBLOCK_AT_ONCE = 1000
 _STATEMENT_LIMIT_S = 60.0
+
+
+class RelayLetters:
+    """The dead letters of the outbox, as `outbox.letters.Letters`."""
+
+    def __init__(self, connection: sa.Connection, tables: Tables) -> None:
+        self._connection = connection
+        self._tables = tables
+
+    def clock(self) -> datetime:
+        """Return the database's clock."""
+        with self._connection.begin():
+            return dead.clock(self._connection)
+
+    def count(self, selection: Selection) -> int:
+        """Return how many are selected."""
+        with self._connection.begin():
+            return dead.count(self._connection, self._tables, selection)
+
+    def find(self, selection: Selection, *, after: int = 0, limit: int, whole: bool = False) -> list[dict[str, Any]]:
+        """Return those selected with an id above `after`, in id order."""
+        with self._connection.begin():
+            return dead.find(self._connection, self._tables, selection, after=after, limit=limit, whole=whole)
+
+    def retry(self, selection: Selection) -> Iterator[int]:
+        """See `retry`."""
+        return retry(self._connection, self._tables, selection)
+
+    def discard(self, selection: Selection) -> Iterator[int]:
+        """See `discard`."""
+        return discard(self._connection, self._tables, selection)
 
 
 def retry(connection: sa.Connection, tables: Tables, selection: Selection) -> Iterator[int]:
@@ -53,25 +85,12 @@ def _discard(connection: sa.Connection, tables: Tables, selection: Selection, id
 def _in_batches(
     connection: sa.Connection, tables: Tables, selection: Selection, change: Callable[[list[int]], int]
 ) -> Iterator[int]:
-    after, done, left = 0, False, list[dead.Chosen]()
-    while left or not done:
+    place = tables.partition.c.partition
+    batches = Batches(tables, selection, place=place, change=lambda _connection, ids: change(ids), at_once=AT_ONCE)
+    while not batches.over:
         with _begin(connection):
-            if not left:
-                left = dead.choose(connection, tables, selection, after=after, limit=AT_ONCE)
-                done = len(left) < AT_ONCE
-                after = left[-1].id if left else after
-            mine, left = _locked(connection, tables, left)
-            changed = change(mine) if mine else 0
+            changed = batches.take(connection)
         yield changed  # with no transaction open, whatever the caller does with it
-
-
-def _locked(connection: sa.Connection, tables: Tables, chosen: list[dead.Chosen]) -> tuple[list[int], list[dead.Chosen]]:
-    """Lock what can be locked without a deadlock; return the ids in these partitions, and what is left for the next time."""
-    partitions = {each.partition for each in chosen}
-    if not partitions:
-        return [], []
-    held = dead.lock_free(connection, tables, partitions) or dead.lock_one(connection, tables, min(partitions))
-    return [each.id for each in chosen if each.partition in held], [each for each in chosen if each.partition not in held]
 
 
 @contextmanager

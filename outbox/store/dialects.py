@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,19 @@ def listed(connection: sa.Connection, rows: Sequence[Mapping[str, Any]], **colum
     arrays = [sa.literal([row[name] for row in rows], ARRAY(kind)) for name, kind in columns.items()]
     named = [sa.column(name, kind) for name, kind in columns.items()]
     return sa.func.unnest(*arrays).table_valued(*named, name="listed").render_derived()
+
+
+def take_turns(connection: sa.Connection, table: sa.Table, name: str) -> None:
+    """Wait until no other transaction that has called this with the same name is open; for one that has locked nothing yet.
+
+    On SQLite it takes the write lock, which there is only one of: a transaction that has read before, and others have written
+    since, could not get it any more.
+    """
+    if connection.dialect.name == "sqlite":
+        connection.execute(sa.update(table).where(sa.false()).values({table.c.id: table.c.id}))
+        return
+    number = int.from_bytes(hashlib.sha256(f"{table.fullname} {name}".encode()).digest()[:8], signed=True)
+    connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.literal(number, sa.BigInteger))))
 
 
 def limit_statements(connection: sa.Connection, seconds: float) -> None:

@@ -17,7 +17,7 @@ from outbox.store.plans import exactly
 from outbox.store.settle import MOST_FAILURES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from outbox.tables import Tables
 
@@ -131,12 +131,16 @@ def claim(connection: sa.Connection, tables: Tables, consumer: str, *, most: int
     return [Claimed(dict(row), row["attempts"], _age_s(row, lease_s)) for row in rows]
 
 
-def clear(connection: sa.Connection, tables: Tables, consumer: str, message_id: str) -> bool:
-    """Forget a message that is done, and let the next one of its key be tried; tell whether there was one."""
+def clear(
+    connection: sa.Connection, tables: Tables, consumer: str, message_id: str, *, waits_for_dead: Callable[[str], bool]
+) -> bool:
+    """Forget a message that is done, and let the next one of its key be tried; tell whether there was one. See `unblock`."""
     failed = tables.failed
     done = sa.delete(failed).where(_is(tables, consumer, message_id)).returning(failed.c.key)
     found = connection.execute(done).first()
-    return found is not None and found.key is not None and unblock(connection, tables, consumer, found.key)
+    if found is None or found.key is None:
+        return False
+    return unblock(connection, tables, consumer, found.key, waits_for_dead=waits_for_dead)
 
 
 def check(connection: sa.Connection, tables: Tables) -> None:
@@ -152,12 +156,11 @@ def wait_behind(connection: sa.Connection, tables: Tables, message: Mapping[str,
     one, which could otherwise wait for nobody.
     """
     failed = tables.failed
-    others = [exactly(failed.c.consumer, message["consumer"]), exactly(failed.c.key, message["key"])]
+    others = [failed.c.consumer == message["consumer"], exactly(failed.c.key, message["key"])]
     others.append(failed.c.message_id != message["message_id"])
     if not dead_block:
         others.append(failed.c.state != _DEAD)
-    order = (failed.c.consumer, failed.c.key, failed.c.id)
-    head = sa.select(failed.c.id).where(*others).order_by(*order).limit(1).with_for_update(read=True)
+    head = sa.select(failed.c.id).where(*others).order_by(failed.c.key, failed.c.id).limit(1).with_for_update(read=True)
     if connection.execute(head).first() is None:
         return False
     waits = insert_into(connection, failed).values(**message, state=_BLOCKED)
@@ -165,15 +168,25 @@ def wait_behind(connection: sa.Connection, tables: Tables, message: Mapping[str,
     return True
 
 
-def unblock(connection: sa.Connection, tables: Tables, consumer: str, key: str) -> bool:
-    """Let the first message of a key be tried that waits, unless an earlier one is being tried; tell whether there was one."""
-    failed = tables.failed
-    earlier = failed.alias("earlier")
-    mine = [failed.c.consumer == consumer, failed.c.key == key, failed.c.state == _BLOCKED]
-    first = sa.select(sa.func.min(failed.c.id)).where(*mine).scalar_subquery()
-    tried = sa.exists().where(earlier.c.consumer == consumer, earlier.c.key == key, earlier.c.state == _RETRY)
-    freed = sa.update(failed).where(failed.c.id == first, ~tried).values(state=_RETRY, available_at=now())
-    return connection.execute(freed.returning(failed.c.id)).first() is not None
+def unblock(connection: sa.Connection, tables: Tables, consumer: str, key: str, *, waits_for_dead: Callable[[str], bool]) -> bool:
+    """Let the first message of a key be tried that waits, unless another one is being tried; tell whether there was one.
+
+    If one of its topic `waits_for_dead` ones, as in `wait_behind`, it waits on while an earlier one of the key is dead. Walks
+    `failed_messages_key_ix` over what stands before it in the key.
+    """
+    failed, other = tables.failed, tables.failed.alias("other")
+    waiting = sa.select(failed.c.id, failed.c.topic).where(
+        failed.c.consumer == consumer, exactly(failed.c.key, key), failed.c.state == _BLOCKED
+    )
+    first = connection.execute(waiting.order_by(failed.c.key, failed.c.id).limit(1)).first()
+    if first is None:
+        return False
+    holds = other.c.state == _RETRY
+    if waits_for_dead(first.topic):
+        holds |= sa.and_(other.c.state == _DEAD, other.c.id < first.id)
+    held = sa.exists().where(other.c.consumer == consumer, other.c.key == key, holds)
+    freed = sa.update(failed).where(failed.c.id == first.id, failed.c.state == _BLOCKED, ~held)
+    return connection.execute(freed.values(state=_RETRY, available_at=now()).returning(failed.c.id)).first() is not None
 
 
 def _age_s(row: sa.RowMapping, lease_s: float) -> float:

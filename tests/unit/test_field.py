@@ -93,7 +93,7 @@ def test_nothing_is_ever_unpickled() -> None:
 # What the README says
 
 
-COMMANDS = {"run": relay.commands["run"], "outbox-consume": consume}
+COMMANDS = {"run": relay.commands["run"], "outbox-consume": consume.commands["run"]}
 OPTIONS = re.compile(r"^\| (`--[a-z-]+`(?:, `--[a-z-]+`)*) \| `OUTBOX_[^|]*\|([^|]*)\|", re.MULTILINE)
 
 

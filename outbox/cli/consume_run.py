@@ -1,0 +1,53 @@
+"""`outbox-consume run`, which is also `outbox-consume MODULE:INBOX`: runs an inbox on its queue."""
+
+from __future__ import annotations
+
+import click
+
+from outbox.cli import inbox, logs, options
+from outbox.cli.exit import Command
+from outbox.cli.types import DURATION
+from outbox.http.health import answering
+from outbox.inbox.runner import HANGS_S, Runner
+from outbox.lifecycle import stop_on_signals
+from outbox.systemd import notifying
+from outbox.vitals import Vitals
+
+
+@click.command(cls=Command, short_help="Handle the messages of an inbox.")
+@inbox.argument
+@options.broker_url
+@options.setting("--workers", "How many messages to handle at the same time.", type=click.IntRange(1), default=1)
+@options.setting(
+    "--prefetch", "How many to take from the broker at a time [default: 20 more than workers].", type=click.IntRange(1)
+)
+@options.setting("--grace", "After SIGTERM, how long running handlers may take.", type=DURATION, default="25s")
+@options.health
+@options.log_level
+def run(
+    *,
+    path: str,
+    broker_url: str,
+    workers: int,
+    prefetch: int | None,
+    grace: float,
+    health: tuple[str, int] | None,
+    log_level: str,
+) -> None:
+    """Handle the messages of MODULE:INBOX. The word `run` may be left out.
+
+    SIGTERM or Ctrl-C stops in two phases: it takes nothing new, and finishes what it is handling. A second signal stops at
+    once (exit code 130). Outages of the database and the broker are waited for.
+
+    A handler past its time limit is given up, and another thread takes its place. When too many of those hang (more than 10,
+    and more than workers), it ends with exit code 6: only a new process gets rid of them, so have it started again.
+
+    Exit codes: 0 stopped as asked, 2 configuration, 4 broker refused us, 6 handlers hang past their time limits.
+
+    Example: outbox-consume shop.shipping:inbox --broker-url amqp://guest:guest@mq// --workers 4
+    """
+    logs.setup(log_level)
+    stop, vitals = stop_on_signals(), Vitals(limit_s=HANGS_S)
+    runner = Runner(inbox.find_inbox(path), broker_url, workers=workers, prefetch=prefetch, grace_s=grace, vitals=vitals)
+    with answering(health, vitals, check=runner.check), notifying(vitals, stop):
+        runner.run(stop)
