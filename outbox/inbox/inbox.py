@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox import wire
+from outbox import checks, wire
 from outbox.errors import ConfigurationError
 from outbox.inbox.busy import bound_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
@@ -89,6 +89,8 @@ class Inbox:
         self.consumer = checked("consumer", consumer)
         self.tables = tables
         self.ordered = ordered
+        if dead_letter_topic is not None:
+            checks.topic(dead_letter_topic)
         self.dead_letter_topic = dead_letter_topic
         self.queue = queue or consumer
         self.exchange = exchange
@@ -197,6 +199,11 @@ class Inbox:
             return self.handling_of(message).rules
         except (NoHandler, UnusableMessage):
             return Rules()
+
+    def mode_of(self, message: Message) -> Mode | None:
+        """Return how a message is handled; None for one that nothing here handles."""
+        handling = self._handlers.find(message.topic)
+        return None if handling is None else handling.mode
 
     def waits_for_dead(self, topic: str) -> bool:
         """Tell whether a message of this topic waits while an earlier one of its key is dead: `ordered`, and the policy `block`."""

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outbox.enqueueing import enqueue
+from outbox.errors import InvalidEvent
 from outbox.events import Event
 from outbox.inbox import failing, stored
 from outbox.inbox.errors import NoHandler, ProcessDied, UnusableMessage
+from outbox.inbox.handlers import Mode
 from outbox.inbox.inbox import Result
 from outbox.points import Point, reached
-from outbox.store import failed
+from outbox.store import failed, leases
 from outbox.store.failed import Failure
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
     from outbox.inbox.handlers import Rules
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from outbox.store.failed import Claimed
 
 log = logging.getLogger("outbox.inbox")
+
+_COMMITTED = (
+    "the handler committed by itself and failed after that; the message counts as handled, and what was not done yet is missing"
+)
 
 _MARGIN_S = 30.0  # how much longer than its time limit a try may take before it counts as dead with its process
 
@@ -95,6 +102,8 @@ class Receiver:
         failure = failing.decide(error, attempts=attempts, age_s=claimed.age_s if claimed else 0.0, rules=rules)
         row = stored.to_row(self._inbox.consumer, work.message)
         with self._inbox.transaction() as (session, connection):
+            if self._is_recorded(connection, work.message, row):
+                failure = replace(failure, delay_s=None, error=f"{_COMMITTED}: {failure.error}")
             if failed.record(connection, self._tables, row, failure, attempts=attempts) and failure.delay_s is None:
                 self._bury(session, connection, row, failure)
         self._report(work.message, error, failure, attempts)
@@ -135,12 +144,22 @@ class Receiver:
         with inbox.transaction() as (_session, connection):
             failed.clear(connection, self._tables, inbox.consumer, message_id, waits_for_dead=inbox.waits_for_dead)
 
+    def _is_recorded(self, connection: Connection, message: Message, row: dict[str, Any]) -> bool:
+        """Tell whether a message counts as handled although its handler has failed: then the handler has committed by itself."""
+        if self._inbox.mode_of(message) is not Mode.TRANSACTIONAL:
+            return False
+        found = leases.standing(connection, self._tables, consumer=row["consumer"], message_id=row["message_id"])
+        return found is not None and found.done
+
     def _bury(self, session: Session, connection: Any, row: dict[str, Any], failure: Failure) -> None:
         inbox = self._inbox
         if inbox.ordered and row["key"] is not None:
             failed.unblock(connection, self._tables, inbox.consumer, row["key"], waits_for_dead=inbox.waits_for_dead)
         if inbox.dead_letter_topic is not None:
-            enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
+            try:
+                enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
+            except InvalidEvent as error:  # what another producer may publish is more than an event may hold
+                log.warning("no copy for the dead letters' topic", extra={"message_id": row["message_id"], "error": str(error)})
 
     def _report(self, message: Message, error: BaseException, failure: Failure, attempts: int) -> None:
         extra = {"message_id": message.message_id, "topic": message.topic, "attempts": attempts}

@@ -53,13 +53,13 @@ class Shop:
         with kombu.Connection(self.broker_url) as connection, connection.channel() as channel:
             declare(connection, channel, inbox or self.inbox)
 
-    def publish(self, *message_ids: str | None, topic: str = "orders.placed", **more: Any) -> None:
+    def publish(self, *message_ids: str | None, topic: str = "orders.placed", body: bytes = b"{}", **more: Any) -> None:
         """Publish one message for each id; returns when the broker has them."""
         with kombu.Connection(self.broker_url) as connection, connection.channel() as channel:
             producer = kombu.Producer(channel)
             for message_id in message_ids:
                 options = {"content_type": "application/json", "content_encoding": "utf-8", "message_id": message_id} | more
-                producer.publish(b"{}", exchange="outbox", routing_key=topic, **options)
+                producer.publish(body, exchange="outbox", routing_key=topic, **options)
             channel.queue_declare(self.inbox.queue, passive=True)
 
     def publish_many(self, number: int) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message
 from outbox.backoff import Backoff
-from outbox.errors import BrokerRefused
+from outbox.errors import BrokerRefused, InvalidEvent
 from outbox.inbox.errors import Permanent
 from outbox.inbox.runner import Runner
 from outbox.states import OnDead, RetryPolicy
@@ -439,3 +439,41 @@ def ship(session, message):
     elif os.environ["SHOP_CHILD_RAISES"]:
         raise RuntimeError("in the child")
 """
+
+
+@pytest.mark.parametrize("then", ["raises", "goes on", "returns"])
+def test_a_handler_that_commits_by_itself_and_fails_after_that_is_not_passed_over_in_silence(shop: Shop, then: str) -> None:
+    @shop.inbox.transactional("orders.*")
+    def handle(session: Session, message: Message) -> None:
+        record(session, message)
+        session.commit()
+        if then == "raises":
+            raise Refused
+        if then == "goes on":
+            session.execute(sa.text("SELECT 1"))
+
+    shop.declare()
+    shop.publish("a")
+    with running(shop.inbox, shop.broker_url) as runner:
+        until(lambda: runner.counts == {"dead": 1})
+    assert shop.effects() == ["a"]
+    (dead,) = shop.failed()
+    assert "committed by itself" in dead.last_error
+    assert dead.error_class == {"raises": "Refused", "goes on": "InvalidRequestError", "returns": "NoTransaction"}[then]
+
+
+def test_a_copy_that_would_be_no_event_does_not_keep_a_message_from_being_given_up(shop: Shop) -> None:
+    inbox = shop.new_inbox(dead_letter_topic="dead.shipping")
+
+    @inbox.transactional("orders.*")
+    def handle(session: Session, message: Message) -> None:
+        raise OrderGone("x\ny \x00" * 900)
+
+    shop.declare(inbox)
+    shop.publish("a", body=b"x" * (16 * 1024 * 1024 + 1))
+    with running(inbox, shop.broker_url) as runner:
+        until(lambda: runner.counts == {"dead": 1})
+    with shop.engine.connect() as connection:
+        assert connection.execute(sa.select(DEFAULT.message)).all() == []
+    with pytest.raises(InvalidEvent):
+        shop.new_inbox(dead_letter_topic="not a topic")
