@@ -12,7 +12,6 @@ from outbox.cli import inbox, options
 from outbox.cli.exit import Command
 from outbox.cli.printing import letter, plain
 from outbox.inbox.looking import look
-from outbox.store.failed_stats import MOST
 
 if TYPE_CHECKING:
     from outbox.store.failed_stats import ConsumerStats
@@ -26,7 +25,8 @@ def status(*, path: str, as_json: bool) -> None:
 
     retry: tried again when it is due, or being tried. blocked: waits behind an earlier message of its key. dead: given up,
     until somebody retries or discards it. leases: messages that workers hold for effects outside the database; expired ones
-    were left by workers that died. At most 10,000 of a kind are counted, shown as 10000+ (with --json: 10001).
+    were left by workers that died. Each is counted up to 10,000, which is shown as 10000+ (in JSON: as the number in
+    counted_up_to).
 
     Example: outbox-consume status shop.shipping:inbox --json
     """
@@ -40,17 +40,16 @@ def status(*, path: str, as_json: bool) -> None:
 
 
 def _lines(consumer: str, stats: ConsumerStats) -> list[str]:
-    counts = "  ".join(f"{state} {_count(number)}" for state, number in stats.messages.items())
-    more = "at least " if max(stats.messages["retry"], stats.messages["blocked"]) > MOST else ""
+    def count(number: int) -> str:
+        return f"{number}{'+' if number >= stats.counted_up_to else ''}"
+
+    counts = "  ".join(f"{state} {count(number)}" for state, number in stats.messages.items())
+    more = "at least " if max(stats.messages["retry"], stats.messages["blocked"]) >= stats.counted_up_to else ""
     oldest = "none" if stats.oldest_waiting_s is None else f"{more}{stats.oldest_waiting_s:.1f} s"
     return [
         f"consumer        {consumer}",
         f"failed          {counts}",
         f"oldest waiting  {oldest}",
-        f"leases          held {_count(stats.leases)}  expired {_count(stats.expired)}",
+        f"leases          held {count(stats.leases)}  expired {count(stats.expired)}",
         f"newest dead     {'none' if stats.newest_dead is None else letter(stats.newest_dead).strip()}",
     ]
-
-
-def _count(number: int) -> str:
-    return str(number) if number <= MOST else f"{MOST}+"

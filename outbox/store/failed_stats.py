@@ -11,24 +11,22 @@ from outbox.sqltypes import UtcDateTime
 from outbox.sqltypes import now as the_clock
 from outbox.store.dead import LISTED, clock
 from outbox.store.plans import exactly
+from outbox.store.stats import MOST_COUNTED
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from outbox.tables import Tables
 
-MOST = 10_000
-"""So many of a kind are counted."""
-
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStats:
-    """One look at a consumer; no count exceeds `MOST`, and one that says `MOST` + 1 has more.
+    """One look at a consumer. What is `counted_up_to` or more is not counted further.
 
     `messages` counts the failed messages by state. `oldest_waiting_s` is how long ago, in seconds, the oldest of those counted was
     received that is to be tried again or waits behind another, or None. `leases` are being held by workers, `expired` ones were
-    left by workers that died, and are taken over at the next delivery. `newest_dead` is the last one given up among the `MOST`
-    last received that are dead.
+    left by workers that died, and are taken over at the next delivery. `newest_dead` is the last one given up among those last
+    received that are dead, that many at most.
     """
 
     messages: dict[str, int]
@@ -36,6 +34,7 @@ class ConsumerStats:
     leases: int
     expired: int
     newest_dead: dict[str, Any] | None
+    counted_up_to: int
 
 
 def consumer_stats(connection: sa.Connection, tables: Tables, consumer: str) -> ConsumerStats:
@@ -55,6 +54,7 @@ def consumer_stats(connection: sa.Connection, tables: Tables, consumer: str) -> 
         leases=_leases(connection, tables, consumer, processed.c.lease_until > the_clock()),
         expired=_leases(connection, tables, consumer, processed.c.lease_until <= the_clock()),
         newest_dead=_newest_dead(connection, tables, consumer),
+        counted_up_to=MOST_COUNTED,
     )
 
 
@@ -65,7 +65,7 @@ def _failed(
     wanted = [exactly(failed.c.consumer, consumer), failed.c.state == sa.literal_column(f"'{state}'")]
     if state == "blocked":
         wanted.append(failed.c.key.is_not(None))
-    some = sa.select(failed.c.received_at).where(*wanted).order_by(failed.c.consumer, *order).limit(MOST + 1).subquery()
+    some = sa.select(failed.c.received_at).where(*wanted).order_by(failed.c.consumer, *order).limit(MOST_COUNTED).subquery()
     oldest = sa.func.min(some.c.received_at, type_=UtcDateTime())
     number, since = connection.execute(sa.select(sa.func.count(), oldest).select_from(some)).one()
     return number, since
@@ -75,7 +75,7 @@ def _leases(connection: sa.Connection, tables: Tables, consumer: str, which: sa.
     processed = tables.processed
     mine = [exactly(processed.c.consumer, consumer), processed.c.state == sa.literal_column("'processing'"), which]
     order = (processed.c.consumer, processed.c.lease_until)
-    some = sa.select(processed.c.lease_until).where(*mine).order_by(*order).limit(MOST + 1).subquery()
+    some = sa.select(processed.c.lease_until).where(*mine).order_by(*order).limit(MOST_COUNTED).subquery()
     return connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one()
 
 
@@ -83,7 +83,7 @@ def _newest_dead(connection: sa.Connection, tables: Tables, consumer: str) -> di
     failed = tables.failed
     listed = [failed.c[name] for name in LISTED if name in failed.c]
     mine = [exactly(failed.c.consumer, consumer), failed.c.state == sa.literal_column("'dead'")]
-    last = sa.select(*listed).where(*mine).order_by(failed.c.consumer.desc(), failed.c.id.desc()).limit(MOST).subquery()
+    last = sa.select(*listed).where(*mine).order_by(failed.c.consumer.desc(), failed.c.id.desc()).limit(MOST_COUNTED).subquery()
     newest = sa.select(last).order_by(last.c.dead_at.desc(), last.c.id.desc()).limit(1)
     row = connection.execute(newest).mappings().one_or_none()
     return None if row is None else dict(row)
