@@ -53,6 +53,7 @@ class Link:
         self._connection = connection
         self._waker = waker
         self._on_delivery = on_delivery
+        self._ordered = inbox.ordered
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker, selectors.EVENT_READ)
         self._opened_at = self._beat_at = monotonic()
@@ -104,10 +105,15 @@ class Link:
                 delivery.received.ack()
 
     def cancel(self) -> None:
-        """Take no further deliveries; those received can still be acknowledged."""
+        """Take no further deliveries; those received can still be acknowledged.
+
+        Of an ordered queue it stays the consumer until it is closed: the one that stands by would be given what follows while
+        this one still holds what comes before, and only the close does both at once, give that back and make room.
+        """
         self._on_delivery = lambda _delivery: None
-        with self._broker():
-            self._consumer.cancel()
+        if not self._ordered:
+            with self._broker():
+                self._consumer.cancel()
 
     def close(self) -> None:
         """Close the connection: the broker requeues what was not acknowledged. Does not raise."""
