@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outbox.outage import Outage
 
 POLL_S = 1.0
+_LAST_WORDS_S = 2.0  # a database that is away does not hold up the stop
 
 
 class Retrier:
@@ -48,10 +49,11 @@ class Retrier:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Claim nothing more."""
+        """Claim nothing more, and wait a moment for a claim that is under way: what it takes has to be given back."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
+        self._thread.join(_LAST_WORDS_S)
 
     def __enter__(self) -> Self:
         self._thread.start()

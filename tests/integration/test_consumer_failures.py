@@ -477,3 +477,45 @@ def test_a_copy_that_would_be_no_event_does_not_keep_a_message_from_being_given_
         assert connection.execute(sa.select(DEFAULT.message)).all() == []
     with pytest.raises(InvalidEvent):
         shop.new_inbox(dead_letter_topic="not a topic")
+
+
+DYING = """
+import os, signal
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+from outbox import Inbox, points
+
+inbox = Inbox("shipping", sessions=sessionmaker(sa.create_engine(os.environ["SHOP_DATABASE"])))
+
+@inbox.transactional("orders.*")
+def ship(session, message):
+    session.execute(sa.text("INSERT INTO effects VALUES (:id)"), {"id": message.message_id})
+    if os.environ["SHOP_DIES_AT"] == "before failure":
+        raise RuntimeError("fails")
+
+def die(point):
+    if point == os.environ["SHOP_DIES_AT"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+points.hook = die
+"""
+
+
+@pytest.mark.parametrize("deaths", [["before failure"], ["before commit", "after count"], ["before commit", "before failure"]])
+def test_a_kill_around_a_failure_leaves_one_effect_in_the_end(shop: Shop, tmp_path: Path, deaths: list[str]) -> None:
+    (tmp_path / "app.py").write_text(DYING)
+    shop.inbox.transactional("orders.*")(record)
+    shop.declare()
+    shop.publish("a")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OUTBOX_BROKER_URL": shop.broker_url}
+    env["SHOP_DATABASE"] = shop.engine.url.render_as_string(hide_password=False)
+    for point in deaths:
+        command = [sys.executable, "-m", "outbox.cli.consume", "app:inbox"]
+        died = subprocess.run(command, cwd=tmp_path, env={**env, "SHOP_DIES_AT": point}, timeout=WAIT_S, check=False)
+        assert died.returncode == -signal.SIGKILL
+        assert shop.effects() == []
+        until(lambda: shop.queued() == 1)
+    with running(shop.inbox, shop.broker_url):
+        until(lambda: shop.effects() == ["a"])
+        until(lambda: shop.failed() == [] and shop.queued() == 0)
+    assert shop.effects() == ["a"]

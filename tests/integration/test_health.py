@@ -78,7 +78,7 @@ def test_a_write_that_stalls_turns_livez_red_another_relay_takes_over_and_after_
         until(lambda: one("/startupz")[0] == 200)
         assert one("/livez")[0] == 200
         proxy.stall()
-        sent = insert(engine, *"abcdefgh", payload=b"x" * 4_000_000)
+        sent = insert(engine, *"abc", payload=b"x" * 15_000_000)  # more than all the buffers on the way take
         until(lambda: one("/livez")[0] == 503)
         status, body = one("/livez")
         assert status == 503
