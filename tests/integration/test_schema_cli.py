@@ -46,7 +46,7 @@ def test_every_command_explains_itself(command):
 
 
 def test_upgrade_creates_the_tables_once(url):
-    assert run("verify", "--database-url", url, code=SCHEMA).stdout.count("the table is missing") == 5
+    assert run("verify", "--database-url", url, code=SCHEMA).stdout.count("the table is missing") == 6
     assert run("upgrade", "--database-url", url).stdout == f"schema version {LATEST}: upgraded\n"
     assert run("upgrade", "--database-url", url).stdout == f"schema version {LATEST}: ok, nothing to do\n"
     assert run("verify", "--database-url", url).stdout == f"schema version {LATEST}: ok\n"
