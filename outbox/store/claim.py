@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -11,9 +12,9 @@ from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import PARKED, State
-from outbox.store.dialects import is_in, listed
+from outbox.store.dialects import listed
 from outbox.store.payloads import payload_if_small, with_large_payloads
-from outbox.store.plans import first_id
+from outbox.store.plans import exactly, first_id
 from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -78,23 +79,37 @@ def unsent(
     on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
     message that comes back from a backoff between them would be seen by neither, and overtaken. Locks nothing.
     """
+    places = list(partitions)
+    if not places:
+        return []
+    values: dict[str, int] = {"most": limit}
+    for number, place in enumerate(places):
+        values |= {f"place_{number}": place, f"low_{number}": lows[place]}
+    found = connection.execute(_first_of_each(tables, len(places)), values)
+    return with_large_payloads(connection, tables, sorted((Outgoing(*row) for row in found.all()), key=lambda row: row.id))
+
+
+@lru_cache(maxsize=PARTITIONS)
+def _first_of_each(tables: Tables, number: int) -> sa.CompoundSelect[Any]:
+    """Return the query of `unsent` for so many partitions: built once, because building it takes longer than running it."""
     message = tables.message
     earlier = message.alias("earlier")
-    held_id = first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD))
-    read = (
-        *(message.c[name] for name in _READ),
-        payload_if_small(message),
-        held_id.label("held_id"),
-        sa.type_coerce(now(), UtcDateTime()).label("read_at"),
-    )
+    read = {column.name: column for column in message.c} | {
+        "payload": payload_if_small(message),
+        "held_id": first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD)).label("held_id"),
+        "read_at": sa.type_coerce(now(), UtcDateTime()).label("read_at"),
+    }
+    columns = [read[field.name] for field in fields(Outgoing)]
+    most = sa.bindparam("most", type_=sa.Integer)
     each: list[sa.Select[Any]] = []
-    for place in partitions:
-        here = (_pending(message), message.c.partition == place)
-        for half in (message.c.id >= lows[place], sa.and_(sa.text(AGAIN), message.c.id < lows[place])):
-            first = sa.select(*read).where(*here, half).order_by(message.c.id).limit(limit)
+    for place in range(number):
+        here = sa.bindparam(f"place_{place}", type_=message.c.partition.type)
+        low = sa.bindparam(f"low_{place}", type_=message.c.id.type)
+        for half in (message.c.id >= low, sa.and_(sa.text(AGAIN), message.c.id < low)):
+            first = sa.select(*columns).where(_pending(message), exactly(message.c.partition, here), half)
+            first = first.order_by(message.c.partition, message.c.id).limit(most)
             each.append(sa.select(*first.subquery(f"p{len(each)}").c))
-    rows = [Outgoing(**row._mapping) for row in connection.execute(sa.union_all(*each))]
-    return with_large_payloads(connection, tables, sorted(rows, key=lambda row: row.id))
+    return sa.union_all(*each)
 
 
 def writers(connection: sa.Connection, tables: Tables) -> frozenset[str]:
@@ -140,15 +155,17 @@ class Holder:
 
 
 def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) -> dict[str, Holder]:
-    """Return what holds back these keys: for each, one probe of `outbox_message_held_ix`."""
+    """Return what holds back these keys: for each, one probe of `outbox_message_held_ix`, however many wait behind it.
+
+    The ids are an array, so that the planner can only look them up in `outbox_message_pk`.
+    """
     message = tables.message
     each = message.alias("each")
-    first = first_id(each, each.c.key, message.c.key, sa.text(HELD))
-    rows = connection.execute(
-        sa.select(*(message.c[name] for name in _HOLDER)).where(
-            is_in(connection, message.c.key, keys), message.c.holds, message.c.id == first
-        )
-    )
+    asked = listed(connection, [{"held_key": key} for key in keys], held_key=sa.Text())
+    ids = sa.select(first_id(each, each.c.key, asked.c.held_key, sa.text(HELD)).label("id")).select_from(asked)
+    sqlite = connection.dialect.name == "sqlite"
+    first = message.c.id.in_(ids) if sqlite else message.c.id == sa.any_(sa.func.array(ids.scalar_subquery()))
+    rows = connection.execute(sa.select(*(message.c[name] for name in _HOLDER)).where(first))
     return {
         row.key: Holder(row.id, row.key, row.message_id, row.topic, State(row.state), row.error_class == PARKED) for row in rows
     }
@@ -179,6 +196,3 @@ def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
 
 
 _HOLDER = ("id", "key", "message_id", "topic", "state", "error_class")
-_READ = (
-    "id", "message_id", "topic", "key", "partition", "type", "content_type", "headers", "created_at", "attempts",
-)  # fmt: skip

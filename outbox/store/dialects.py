@@ -86,12 +86,13 @@ def limit_statements(connection: sa.Connection, seconds: float) -> None:
     """Let no statement of this transaction run, or wait for a lock, longer than so many seconds.
 
     Nor let the client pause in it for long: a process that is suspended here would keep its locks, and with them its
-    partitions, for as long as its connection lives. `SET LOCAL` ends with the transaction, so it is safe behind a
+    partitions, for as long as its connection lives. One statement, which ends with the transaction, so it is safe behind a
     transaction-pooling PgBouncer.
     """
     if connection.dialect.name == "postgresql":
         limits = {"statement_timeout": seconds, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
-        connection.exec_driver_sql("; ".join(f"SET LOCAL {name} = {int(limit * 1000)}" for name, limit in limits.items()))
+        settings = (f"set_config('{name}', '{int(limit * 1000)}', true)" for name, limit in limits.items())
+        connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
 
 
 def limit_waits(connection: sa.Connection, *, statement_s: float, lock_s: float) -> None:

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from outbox.outgoing import Outgoing
     from outbox.tables import Tables
 
-MOST_BYTES = 64_000_000
-"""How much payload is read at once, unless a single message is larger."""
+MOST_BYTES = 12_000_000
+"""How much payload is read at once, unless a single message is larger. While it is read it takes up to four times the memory (m)."""
 
-SMALL_BYTES = 16_000
-"""Up to this size a payload comes with its row: a batch of them is no burden."""
+SMALL_BYTES = 4000
+"""Up to this size a payload comes with its row: a batch of them, or the four batches that a claim may read, is no burden."""
 
 
 def payload_if_small(message: sa.FromClause) -> sa.ColumnElement[Any]:
     """Return the column `payload`, which is NULL for a large one. PostgreSQL finds the size of one without reading it."""
-    return sa.case((sa.func.length(message.c.payload) <= SMALL_BYTES, message.c.payload)).label("payload")
+    small = sa.bindparam("small_bytes", callable_=lambda: SMALL_BYTES, type_=sa.Integer)
+    return sa.case((sa.func.length(message.c.payload) <= small, message.c.payload)).label("payload")
 
 
 def with_large_payloads(connection: sa.Connection, tables: Tables, rows: list[Outgoing]) -> list[Outgoing]:

@@ -16,12 +16,14 @@ ROOT = Path(__file__).parent.parent.parent
 class Program:
     """One program that runs, is killed, and runs again; its log goes to a file that all its lives share."""
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], *, ready: str = "") -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], *, ready: str = "", python: str = sys.executable
+    ) -> None:
         self.name = name
         self._ready = ready
         self._logged_before = 0
         self.kills = 0
-        self._command = [sys.executable, *command]
+        self._command = [python, *command]
         self._environment = {**os.environ, **environment, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         self._log = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by close()
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,8 +1,11 @@
-"""`python -m tests.perf SCENARIO [--json]`."""
+"""`python -m tests.perf SCENARIO [--json] [--plot FILE.png]`."""
 
 import importlib
+import importlib.util
 import json
 import pkgutil
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import click
@@ -11,7 +14,9 @@ import tests.perf
 from tests.perf.measure import machine
 
 SCENARIOS = sorted(
-    module.name for module in pkgutil.iter_modules(tests.perf.__path__) if module.name not in ("__main__", "measure")
+    module.name
+    for module in pkgutil.iter_modules(tests.perf.__path__)
+    if module.name not in ("__main__", "measure") and not module.ispkg
 )
 
 
@@ -19,14 +24,28 @@ SCENARIOS = sorted(
 @click.argument("scenario", type=click.Choice(SCENARIOS))
 @click.option("--pairs", type=click.IntRange(1), default=5, show_default=True, help="Alternating runs of each way.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
-def main(scenario: str, *, pairs: int, as_json: bool) -> None:
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, where a curve says more.")
+def main(scenario: str, *, pairs: int, as_json: bool, plot: Path | None) -> None:
     """Run one benchmark. It wants the machine to itself."""
-    results: dict[str, Any] = importlib.import_module(f"tests.perf.{scenario}").run(pairs=pairs)
+    module = importlib.import_module(f"tests.perf.{scenario}")
+    if plot is not None:
+        _check_plot(module)
+    results: dict[str, Any] = module.run(pairs=pairs)
     about = machine()
     for name, value in {**about, **results}.items():
-        click.echo(f"{name:<24} {value}")
+        click.echo(f"{name:<30} {value}")
+    if plot is not None:
+        module.plot(results, plot)
     if as_json:
         click.echo(json.dumps({"scenario": scenario, **results, "machine": about}))
+
+
+def _check_plot(module: ModuleType) -> None:
+    """Raise before anything is measured if it cannot be drawn."""
+    if not hasattr(module, "plot"):
+        raise click.UsageError("this scenario has no curve; leave --plot out")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise click.UsageError("--plot needs matplotlib: pip install --group bench")
 
 
 main(prog_name="python -m tests.perf")

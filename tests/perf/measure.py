@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 
 
 def alternate(ways: Mapping[str, Callable[[], int]], *, pairs: int) -> dict[str, float]:
@@ -24,6 +25,17 @@ def machine() -> dict[str, str]:
     packages = ("kombu", "amqp", "sqlalchemy", "psycopg")
     return {
         "cores": str(os.cpu_count()),
+        "processor": _value_of("/proc/cpuinfo", "model name"),
+        "memory": _value_of("/proc/meminfo", "MemTotal"),
+        "system": platform.platform(),
         "python": platform.python_version(),
         **{name: version(name) for name in packages},
     }
+
+
+def _value_of(path: str, name: str) -> str:
+    """Return what one of the kernel's lists says of a name."""
+    for line in Path(path).read_text().splitlines():
+        if line.startswith(name):
+            return line.partition(":")[2].strip()
+    return "unknown"
