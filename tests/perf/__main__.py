@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+import outbox
 import tests.perf
 from tests.perf.measure import machine
 
@@ -23,14 +25,18 @@ SCENARIOS = sorted(
 @click.command()
 @click.argument("scenario", type=click.Choice(SCENARIOS))
 @click.option("--pairs", type=click.IntRange(1), default=5, show_default=True, help="Alternating runs of each way.")
+@click.option(
+    "--wake/--no-wake", default=hasattr(outbox, "wake_relay"), show_default=True, help="With wake-ups (latency, enqueue)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object as the last line.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw it, where a curve says more.")
-def main(scenario: str, *, pairs: int, as_json: bool, plot: Path | None) -> None:
+def main(scenario: str, *, pairs: int, wake: bool, as_json: bool, plot: Path | None) -> None:
     """Run one benchmark. It wants the machine to itself."""
     module = importlib.import_module(f"tests.perf.{scenario}")
     if plot is not None:
         _check_plot(module)
-    results: dict[str, Any] = module.run(pairs=pairs)
+    options = {"wake": wake} if "wake" in inspect.signature(module.run).parameters else {}
+    results: dict[str, Any] = module.run(pairs=pairs, **options)
     about = machine()
     for name, value in {**about, **results}.items():
         click.echo(f"{name:<30} {value}")
@@ -48,4 +54,5 @@ def _check_plot(module: ModuleType) -> None:
         raise click.UsageError("--plot needs matplotlib: pip install --group bench")
 
 
-main(prog_name="python -m tests.perf")
+if __name__ == "__main__":  # the processes that a benchmark starts load this module too
+    main(prog_name="python -m tests.perf")
