@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from outbox.events import Event, event
     from outbox.inbox import Inbox, Message
     from outbox.tables import Tables, attach, metadata
+    from outbox.waking import wake_relay
 
 __version__ = "0.1.0"
 
@@ -48,6 +49,7 @@ __all__ = [
     "event",
     "metadata",
     "migrations",
+    "wake_relay",
 ]
 
 # Where each name is, so that nothing is loaded before it is asked for: pytest imports this package with its plugin in every run.
@@ -56,6 +58,7 @@ _HOMES = {
     "events": ("Event", "event"),
     "inbox": ("Inbox", "Message"),
     "tables": ("Tables", "attach", "metadata"),
+    "waking": ("wake_relay",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -16,6 +16,7 @@ from outbox.states import State
 from outbox.tables import DEFAULT, SCHEMA_VERSION, Tables
 from outbox.targets import is_async_connection, session_of
 from outbox.tracing import traced
+from outbox.waking import enqueued
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterable
@@ -130,6 +131,8 @@ def _insert(connection: sa.Connection, messages: list[Values], tables: Tables) -
     delayed = sa.insert(tables.message).values(available_at=later(sa.bindparam("delay_s", type_=sa.Float())))
     for columns, run in groupby(messages, key=lambda message: message.keys()):
         connection.execute(delayed if "delay_s" in columns else sa.insert(tables.message), list(run))
+    if messages:
+        enqueued(connection)
 
 
 async def _insert_async(target: Any, messages: list[Values], tables: Tables, result: R) -> R:

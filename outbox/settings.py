@@ -12,6 +12,7 @@ from outbox.errors import ConfigurationError
 from outbox.policies import Policies
 from outbox.routes import Routes
 from outbox.spans import redelivery_span
+from outbox.wakeaddress import Postgres, parse
 
 _SETTLE_MARGIN_S = 5.0
 _LONGEST_RETENTION_S = 100 * 365.25 * 86_400  # a time before which no database could count back
@@ -26,6 +27,9 @@ class RelaySettings:
     `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: messages claimed at once.
     `grace_s`: after SIGTERM, how long to wait for confirms and for the database. `policies`: for messages that fail by
     their own fault. `retention_s`: how long to keep messages that were sent; `None` deletes them at once.
+
+    `wake`: where to hear wake-ups of producers (`udp://127.0.0.1:7411`, `unix:///run/outbox/relay.sock`, or `postgres`, then from
+    `wake_database_url`, or else from the relay's own database); `None` polls alone. One that is lost costs a poll interval.
 
     `inbox_retention_s`: how long to keep the records of handled messages in the relay's own database; `None` keeps them for
     ever. A message that is delivered again after that time is handled again. So it must be longer than the time over which
@@ -47,6 +51,8 @@ class RelaySettings:
     retention_s: float | None = None
     inbox_retention_s: float | None = None
     allow_unconfirmed: bool = False
+    wake: str | None = None
+    wake_database_url: str | None = field(default=None, repr=False)
     owner: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}")
 
     def __post_init__(self) -> None:
@@ -65,7 +71,13 @@ class RelaySettings:
                 f"({self.confirm_timeout_s:g} s), or another relay publishes what this one is still waiting for"
             )
             raise ConfigurationError(message)
+        self._check_wake()
         self._check_retention()
+
+    def _check_wake(self) -> None:
+        address = parse(self.wake) if self.wake is not None else None
+        if self.wake_database_url is not None and not isinstance(address, Postgres):
+            raise ConfigurationError("wake-database-url is only for wake = postgres; leave it out, or say so")
 
     def _check_retention(self) -> None:
         for name, value in (("retention", self.retention_s), ("inbox-retention", self.inbox_retention_s)):

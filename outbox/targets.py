@@ -8,16 +8,27 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sqlalchemy import Engine
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
+
+from outbox.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from sqlalchemy import Connection
-    from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
+    from sqlalchemy.orm import sessionmaker
+
+    from outbox.tables import Tables
 
     Target: TypeAlias = Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any] | Connection
     """What takes an event at once; an `AsyncConnection` takes one when awaited."""
+    Source: TypeAlias = (
+        Engine | AsyncEngine | sessionmaker[Any] | async_sessionmaker[Any] | scoped_session[Any] | async_scoped_session[Any]
+    )
+    """What the connections or sessions that events are enqueued into come from."""
 
 
 def session_of(target: Any) -> Session:
@@ -32,6 +43,23 @@ def session_of(target: Any) -> Session:
             "pass the Session or Connection whose transaction the event is to be part of"
         )
     return session
+
+
+def bind_of(source: Any, tables: Tables) -> Engine:
+    """Return the engine behind an engine of any kind, or behind the sessions that a factory makes.
+
+    Raises `ConfigurationError` when those sessions have no engine for the outbox tables yet, `TypeError` for anything else.
+    """
+    engine = getattr(source, "sync_engine", source)
+    if isinstance(engine, Engine):
+        return engine
+    if not callable(source) or isinstance(source, type):
+        raise TypeError(f"expected an engine or a factory of sessions, not {type(source).__qualname__!r}")
+    factory = getattr(source, "session_factory", source)  # a scoped one would keep the session that it makes
+    try:
+        return session_of(factory()).get_bind(mapper=tables.row).engine
+    except UnboundExecutionError as error:
+        raise ConfigurationError("the sessions have no engine for the outbox tables yet; give the engine itself") from error
 
 
 def is_async_connection(target: Any) -> bool:

@@ -9,6 +9,7 @@ from sqlalchemy.exc import UnboundExecutionError
 
 from outbox.errors import ConfigurationError, NoTransaction
 from outbox.tables import MessageRow
+from outbox.waking import enqueued
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -51,6 +52,7 @@ def require_connection(connection: Connection) -> None:
 @event.listens_for(MessageRow, "before_insert", propagate=True)
 def _at_flush(_mapper: Mapper[Any], connection: Connection, _row: MessageRow) -> None:
     _refuse_autocommit(connection)
+    enqueued(connection)
 
 
 def _refuse_autocommit(connection: Connection) -> None:

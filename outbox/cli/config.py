@@ -17,7 +17,7 @@ from outbox.states import OnDead, RetryPolicy
 from outbox.topics import is_pattern
 
 KNOWN = (
-    "database_url", "broker_url", "schema", "lease", "confirm_timeout", "poll_interval", "batch_size", "grace",
+    "database_url", "broker_url", "schema", "lease", "confirm_timeout", "poll_interval", "batch_size", "grace", "wake", "wake_database_url",
     "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead", "retention", "inbox_retention", "allow_unconfirmed",
     "log_level", "health", "routes", "policies",
 )  # fmt: skip

@@ -28,6 +28,19 @@ from outbox.vitals import Vitals
 )
 @options.setting("--confirm-timeout", "How long the broker may be silent with messages in flight.", default="20s", type=DURATION)
 @options.setting("--poll-interval", "The longest pause between two looks at an empty table.", default="500ms", type=DURATION)
+@options.setting(
+    "--wake",
+    "Hear there that a producer has committed (outbox.wake_relay), and look at once: udp://127.0.0.1:7411, "
+    "unix:///run/outbox/relay.sock, or postgres (LISTEN), each relay at an address of its own. Then a poll interval "
+    "of 2s is sensible: it is how late a message is whose wake-up was lost, that is due later, or that an operator retries "
+    "[default: off].",
+    metavar="ADDRESS",
+)
+@options.setting(
+    "--wake-database-url",
+    "For --wake postgres: a direct URL to listen on, where --database-url leads through a transaction pooler (PgBouncer).",
+    metavar="URL",
+)
 @options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, 10_000))
 @options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
 @options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=WholeNumber(1))
@@ -65,6 +78,8 @@ def run(
     lease: float,
     confirm_timeout: float,
     poll_interval: float,
+    wake: str | None,
+    wake_database_url: str | None,
     batch_size: int,
     grace: float,
     max_attempts: int,
@@ -100,6 +115,8 @@ def run(
         lease_s=lease,
         confirm_timeout_s=confirm_timeout,
         poll_interval_s=poll_interval,
+        wake=wake,
+        wake_database_url=wake_database_url,
         batch_size=batch_size,
         grace_s=grace,
         policies=config.policies_of(ctx, policy),

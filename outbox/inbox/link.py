@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outbox.inbox.inbox import Inbox
-    from outbox.inbox.waker import Waker
+    from outbox.waker import Waker
 
 _READ_S = 0.05  # how long the rest of a frame may hold up acknowledgements; then reading goes on at the next wait
 

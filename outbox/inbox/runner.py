@@ -13,9 +13,9 @@ from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, 
 from outbox.inbox.flow import Flow
 from outbox.inbox.link import Link
 from outbox.inbox.processing import processing
-from outbox.inbox.waker import Waker
 from outbox.outage import Outage
 from outbox.vitals import Vitals
+from outbox.waker import Waker
 
 if TYPE_CHECKING:
     import threading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("outbox.relay")
 
 _FIRST_PAUSE_S = 0.01
+_TICK_S = 5.0  # a connection to the broker wants to be looked after more often than its heartbeat, whatever the poll interval is
+_BLOCKED_S = 0.5
 _PUBLISHING = "publishing to the broker"
+
+
+class Pause(NamedTuple):
+    """How long to wait before the next turn, and whether a wake-up may end it: not while a server is away."""
+
+    seconds: float
+    ends_at_wake: bool = False
 
 
 class Relay:
@@ -76,17 +85,44 @@ class Relay:
         self._vitals.at_work.set()
         try:
             while not self._stopping.asked:
-                pause_s = self._turn()
-                if self._cleanup is not None and not self._stopping.asked:
-                    self._progress.note("cleaning up")
-                    self._cleanup.turn()
-                self._progress.note("waiting", rest_s=pause_s)
-                self._stopping.wait(pause_s)
+                pause = self._turn()
+                self._clean_up()
+                self._wait(pause)
         finally:
             self._publisher.close()
 
-    def _turn(self) -> float:
-        """Do what there is to do; return how many seconds to wait before the next turn."""
+    def _wait(self, pause: Pause) -> None:
+        """Wait for the next turn; a long pause in stretches, between which the connection to the broker is looked after."""
+        left_s = pause.seconds
+        while True:
+            stretch_s = min(left_s, _TICK_S)
+            left_s -= stretch_s
+            self._progress.note("waiting", rest_s=stretch_s)
+            if pause.ends_at_wake:
+                woken = self._stopping.idle(stretch_s)
+            else:
+                self._stopping.wait(stretch_s)
+                woken = False
+            if woken or left_s <= 0 or self._stopping.asked or not self._tend():
+                return
+
+    def _tend(self) -> bool:
+        """Do, in a long pause, what else there is to do between polls; tell whether the broker is still there."""
+        try:
+            self._publisher.tick()
+        except BrokerUnavailable:
+            return False  # the next turn connects anew
+        self._note_broker()
+        self._clean_up()
+        return True
+
+    def _clean_up(self) -> None:
+        if self._cleanup is not None and not self._stopping.asked:
+            self._progress.note("cleaning up")
+            self._cleanup.turn()
+
+    def _turn(self) -> Pause:
+        """Do what there is to do; return how long to wait before the next turn."""
         self._progress.note("connecting to the broker")
         try:
             self._publisher.connect()
@@ -96,25 +132,28 @@ class Relay:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
             self._note(Broker.UNREACHABLE)
-            return self._broker.pause_s(error)
+            return Pause(self._broker.pause_s(error))
         self._progress.note("claiming from the database")
-        self._note_broker()
+        self._note_trouble()
         if self._publisher.blocked:
+            self._note_broker()
             self._vitals.started.set()
-            return self._poll_interval_s
+            return Pause(min(self._poll_interval_s, _BLOCKED_S))
+        self._stopping.about_to_look()
         try:
             batch = self._transactions.claim()
         except SQLAlchemyError as error:
-            return self._database.pause_s(error)
+            return Pause(self._database.pause_s(error))
         self._database.over()
         self._vitals.started.set()
         if batch is None:
             self._broker.over()
-            return self._idle_s()
+            self._note_broker()  # not before the claim: what is waiting to be published does not wait for this
+            return self._idle()
         reached(Point.AFTER_CLAIM)
         return self._deliver(batch)
 
-    def _deliver(self, batch: Batch) -> float:
+    def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
         lease = Lease(batch, self._stopping, lease_s=self._lease_s, renew=self._renew, on_progress=self._note_answer)
         published = self._publisher.publish(batch.rows, lease)
@@ -126,11 +165,12 @@ class Relay:
         if published.lost is not None:
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
                 self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
-            return self._broker.pause_s(published.lost)
+            return Pause(self._broker.pause_s(published.lost))
         self._broker.over()
-        return self._next_s(batch)
+        self._note_broker()
+        return self._next(batch)
 
-    def _next_s(self, batch: Batch) -> float:
+    def _next(self, batch: Batch) -> Pause:
         """Return no pause while there is something to publish.
 
         A claim that only set messages aside has done something that need not be done again, and there may be more to
@@ -139,7 +179,10 @@ class Relay:
         """
         if batch.rows or batch.set_aside:
             self._empty_polls = 0
-        return 0 if batch.rows else self._idle_s()
+        if not batch.rows:
+            return self._idle()
+        self._stopping.found()
+        return Pause(0)
 
     def _renew(self, leases: Mapping[int, int]) -> set[int]:
         self._progress.note("renewing leases in the database")
@@ -152,12 +195,19 @@ class Relay:
         self._note_broker()
 
     def _note_broker(self) -> None:
-        self._note(Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED)
+        self._note(self._state_of_broker())
 
     def _note(self, broker: Broker) -> None:
-        self._vitals.trouble("broker", None if broker is Broker.CONNECTED else broker.value)
+        self._note_trouble(broker)
         if self._registry is not None:
             self._registry.note(broker)
+
+    def _note_trouble(self, broker: Broker | None = None) -> None:
+        broker = broker or self._state_of_broker()
+        self._vitals.trouble("broker", None if broker is Broker.CONNECTED else broker.value)
+
+    def _state_of_broker(self) -> Broker:
+        return Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED
 
     def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> Settled | None:
         """Settle, through an outage of the database if need be: what is published and not settled is published twice."""
@@ -176,11 +226,15 @@ class Relay:
                 self._database.over()
                 return settled
 
-    def _idle_s(self) -> float:
-        """Return a pause that doubles while there is nothing to do, with jitter so that relays do not poll in step."""
+    def _idle(self) -> Pause:
+        """Return a pause that doubles while there is nothing to do, with jitter so that relays do not poll in step.
+
+        A relay that will be woken looks once more soon, and then leaves it at the poll interval.
+        """
         self._empty_polls += 1
-        pause_s: float = min(self._poll_interval_s, _FIRST_PAUSE_S * 2 ** min(self._empty_polls, 20))
-        return pause_s * random.uniform(0.75, 1.0)
+        doublings = 20 if self._stopping.hears and self._empty_polls > 1 else min(self._empty_polls, 20)
+        pause_s: float = min(self._poll_interval_s, _FIRST_PAUSE_S * 2**doublings)
+        return Pause(pause_s * random.uniform(0.75, 1.0), ends_at_wake=True)
 
 
 def _report(settled: Settled, verdicts: dict[int, Verdict]) -> None:

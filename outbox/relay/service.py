@@ -15,6 +15,7 @@ from outbox.relay.loop import Relay
 from outbox.relay.registry import Registry
 from outbox.relay.stopping import Stopping
 from outbox.relay.transactions import Transactions
+from outbox.relay.wakeups import waking
 from outbox.store.engine import open_engine, unavailable
 from outbox.tables import Tables
 
@@ -84,20 +85,20 @@ def _run(
     )
     cleanup = Cleanup(engine, tables, retention_s=settings.retention_s, inbox_retention_s=settings.inbox_retention_s)
     registry = Registry(engine, tables, owner=settings.owner)
-    stopping = Stopping(stop, grace_s=settings.grace_s)
-    relay = Relay(
-        transactions,
-        publisher,
-        stopping,
-        lease_s=settings.lease_s,
-        poll_interval_s=settings.poll_interval_s,
-        cleanup=cleanup,
-        registry=registry,
-        vitals=vitals,
-    )
-    log.info("relay started", extra={"relay": settings.owner})
-    try:
-        relay.run()
-    finally:
-        registry.leave()
+    with waking(settings, stop) as wake_ups:
+        relay = Relay(
+            transactions,
+            publisher,
+            Stopping(stop, grace_s=settings.grace_s, wake_ups=wake_ups),
+            lease_s=settings.lease_s,
+            poll_interval_s=settings.poll_interval_s,
+            cleanup=cleanup,
+            registry=registry,
+            vitals=vitals,
+        )
+        log.info("relay started", extra={"relay": settings.owner})
+        try:
+            relay.run()
+        finally:
+            registry.leave()
     log.info("relay stopped", extra={"relay": settings.owner})

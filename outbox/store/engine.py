@@ -32,15 +32,33 @@ def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: 
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed)
-    known = {**_POSTGRESQL, "application_name": application_name}
     return sa.create_engine(
         parsed,
         isolation_level="READ COMMITTED",
         pool_size=pool_size,
         max_overflow=0,
         pool_pre_ping=True,
-        connect_args={name: value for name, value in known.items() if name not in parsed.query},
+        connect_args=_patience(parsed, application_name),
     )
+
+
+def driver_arguments(url: str, *, application_name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to call `psycopg.connect` with, for a connection that no engine has, with the same short timeouts.
+
+    Raises `ConfigurationError` for a URL that cannot work, or is not one of PostgreSQL.
+    """
+    parsed = _parse(url)
+    if parsed.get_backend_name() != "postgresql":
+        message = f"wake: 'postgres' needs a PostgreSQL database, not {parsed.get_backend_name()!r}; use udp:// or unix://"
+        raise ConfigurationError(message)
+    parsed = parsed.set(drivername="postgresql+psycopg")
+    arguments, named = parsed.get_dialect()().create_connect_args(parsed)
+    return tuple(arguments), {**_patience(parsed, application_name), **named}
+
+
+def _patience(url: sa.URL, application_name: str) -> dict[str, Any]:
+    known = {**_POSTGRESQL, "application_name": application_name}
+    return {name: value for name, value in known.items() if name not in url.query}
 
 
 def unavailable(error: DBAPIError) -> DatabaseUnavailable:

@@ -4,6 +4,7 @@ set -euo pipefail
 
 missing=()
 if [ -z "${OUTBOX_TEST_POSTGRES_URL:-}" ]; then
+    command -v pgbouncer >/dev/null || [ -x /usr/sbin/pgbouncer ] || missing+=(pgbouncer)
     compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || command -v initdb >/dev/null || missing+=(postgresql)
 fi
 if [ -z "${OUTBOX_TEST_RABBITMQ_URL:-}" ]; then

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pydantic
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import outbox
@@ -122,3 +122,16 @@ async def tests_of_async_code_await_them(connection: AsyncConnection, session: A
     assert_type(await drain(connection), list[Message])
     refute_enqueued(session, topic="a")  # type: ignore[unused-coroutine]
     await refute_enqueued(session, topic="a")
+
+
+def whatever_makes_sessions_or_connections_can_wake_a_relay(
+    engine: sa.Engine,
+    async_engine: AsyncEngine,
+    sessions: sessionmaker[Session],
+    async_sessions: async_sessionmaker[AsyncSession],
+) -> None:
+    outbox.wake_relay(engine, "udp://127.0.0.1:7411")
+    outbox.wake_relay(async_engine, "unix:///run/outbox/relay.sock", "postgres")
+    outbox.wake_relay(sessions, "postgres", tables=Tables())
+    outbox.wake_relay(async_sessions, "postgres")
+    outbox.wake_relay("udp://127.0.0.1:7411")  # type: ignore[arg-type]

@@ -79,13 +79,6 @@ def imports(path: Path) -> Iterator[str]:
             yield name.partition(".")[0]
 
 
-def test_no_statement_of_ours_listens_or_notifies() -> None:
-    """Whoever adds one: the rows about NOTIFY and LISTEN in FIELD.md then need tests of their own."""
-    notifying = re.compile(r"\b(LISTEN|NOTIFY|pg_notify)\b")
-
-    assert [str(path) for path in SOURCES if any(map(notifying.search, texts(path)))] == []
-
-
 def test_nothing_is_ever_unpickled() -> None:
     assert [str(path) for path in SOURCES if UNPICKLERS & set(imports(path))] == []
 

@@ -1,4 +1,4 @@
-"""Lets worker threads wake the thread that waits for the broker."""
+"""Lets one thread wake another that waits on a descriptor: for a server, a datagram, or the time to pass."""
 
 from __future__ import annotations
 
