@@ -48,18 +48,20 @@ class Lease:
         lease_s: float,
         renew: Callable[[Mapping[int, int]], set[int]],
         on_progress: Callable[[], None] = lambda: None,
+        intact: Callable[[], bool] = lambda: True,
     ) -> None:
         self._batch = batch
         self._stopping = stopping
         self._lease_s = lease_s
         self._renew = renew
         self._on_progress = on_progress
+        self._intact = intact
         self._until = batch.claimed_at + lease_s
         self._renew_at = batch.claimed_at + lease_s / 3
 
     def may_send(self) -> bool:
         """Tell whether the lease is alive and nobody asked us to stop."""
-        return not self._stopping.asked and clock.seconds() < self._until
+        return not self._stopping.asked and clock.seconds() < self._until and self._intact()
 
     def may_wait(self) -> bool:
         """Tell whether the grace of a stop is not over."""

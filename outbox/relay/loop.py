@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outbox.publishers.base import Publisher
     from outbox.relay.batch import Batch
     from outbox.relay.cleanup import Cleanup
+    from outbox.relay.presence import Presence
     from outbox.relay.registry import Registry
     from outbox.relay.stopping import Stopping
     from outbox.relay.transactions import Settled, Transactions
@@ -61,6 +62,7 @@ class Relay:
         cleanup: Cleanup | None = None,
         registry: Registry | None = None,
         vitals: Vitals | None = None,
+        presence: Presence | None = None,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
@@ -69,6 +71,7 @@ class Relay:
         self._poll_interval_s = poll_interval_s
         self._cleanup = cleanup
         self._registry = registry
+        self._presence = presence
         self._vitals = vitals or Vitals(limit_s=lease_s)
         self._progress = self._vitals.progress
         self._empty_polls = 0
@@ -155,7 +158,14 @@ class Relay:
 
     def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
-        lease = Lease(batch, self._stopping, lease_s=self._lease_s, renew=self._renew, on_progress=self._note_answer)
+        lease = Lease(
+            batch,
+            self._stopping,
+            lease_s=self._lease_s,
+            renew=self._renew,
+            on_progress=self._note_answer,
+            intact=self._presence.intact if self._presence is not None else lambda: True,
+        )
         published = self._publisher.publish(batch.rows, lease)
         self._progress.note("settling in the database")
         reached(Point.BEFORE_SETTLE)
@@ -233,8 +243,10 @@ class Relay:
         """
         self._empty_polls += 1
         doublings = 20 if self._stopping.hears and self._empty_polls > 1 else min(self._empty_polls, 20)
-        pause_s: float = min(self._poll_interval_s, _FIRST_PAUSE_S * 2**doublings)
-        return Pause(pause_s * random.uniform(0.75, 1.0), ends_at_wake=True)
+        pause_s: float = min(self._poll_interval_s, _FIRST_PAUSE_S * 2**doublings) * random.uniform(0.75, 1.0)
+        if self._presence is not None:
+            pause_s = min(pause_s, self._presence.wait_s)
+        return Pause(pause_s, ends_at_wake=True)
 
 
 def _report(settled: Settled, verdicts: dict[int, Verdict]) -> None:

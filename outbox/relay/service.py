@@ -12,6 +12,7 @@ from outbox.migrations.verify import require
 from outbox.publishers.factory import open_publisher
 from outbox.relay.cleanup import Cleanup
 from outbox.relay.loop import Relay
+from outbox.relay.presence import Presence
 from outbox.relay.registry import Registry
 from outbox.relay.stopping import Stopping
 from outbox.relay.transactions import Transactions
@@ -74,6 +75,8 @@ def _run(
     *,
     vitals: Vitals | None,
 ) -> None:
+    alone = open_engine(settings.database_url, application_name="outbox-relay-presence", pool_size=1)
+    presence = Presence(alone, tables, owner=settings.owner)
     transactions = Transactions(
         engine,
         tables,
@@ -82,6 +85,7 @@ def _run(
         batch_size=settings.batch_size,
         policies=settings.policies,
         keep_sent=settings.retention_s is not None,
+        presence=presence,
     )
     cleanup = Cleanup(engine, tables, retention_s=settings.retention_s, inbox_retention_s=settings.inbox_retention_s)
     registry = Registry(engine, tables, owner=settings.owner)
@@ -95,10 +99,12 @@ def _run(
             cleanup=cleanup,
             registry=registry,
             vitals=vitals,
+            presence=presence,
         )
         log.info("relay started", extra={"relay": settings.owner})
         try:
             relay.run()
         finally:
+            presence.close()
             registry.leave()
     log.info("relay stopped", extra={"relay": settings.owner})

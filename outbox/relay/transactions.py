@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from outbox.outgoing import Outgoing
     from outbox.policies import Policies
+    from outbox.relay.presence import Presence
     from outbox.states import Verdict
     from outbox.tables import Tables
 
@@ -45,7 +46,8 @@ class Settled:
 class Transactions:
     """The relay's view of the database. Every method is one transaction and may raise `SQLAlchemyError`.
 
-    `owner` names the relay in `outbox_partition`; it must be new for every process start.
+    `owner` names the relay in `outbox_partition`; it must be new for every process start. With `presence`, others learn when the
+    process is gone, and it learns of others.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Transactions:
         batch_size: int,
         policies: Policies,
         keep_sent: bool = False,
+        presence: Presence | None = None,
     ) -> None:
         self._engine = engine
         self._tables = tables
@@ -66,6 +69,7 @@ class Transactions:
         self._batch_size = batch_size
         self._policies = policies
         self._keep_sent = keep_sent
+        self._presence = presence
         self._cursor = Cursor()
         self._stretch = 1.0
         self._last_read = 0
@@ -76,6 +80,7 @@ class Transactions:
         A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
         way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
         """
+        owner = self._owner if self._presence is None else self._presence.renew()
         claimed_at = clock.seconds()
         with self._begin() as connection:
             promote.promote(connection, self._tables, most=self._promote_at_once())
@@ -83,8 +88,9 @@ class Transactions:
             if self._cursor.due:
                 self._advance(connection)
             lows = self._cursor.lows
+            gone = () if self._presence is None else self._presence.gone(connection)
             leases = claim.lease_partitions(
-                connection, self._tables, owner=self._owner, lease_s=self._lease_s, most=MOST_PARTITIONS, lows=lows
+                connection, self._tables, owner=owner, lease_s=self._lease_s, most=MOST_PARTITIONS, lows=lows, gone=gone
             )
             if not leases:
                 return None

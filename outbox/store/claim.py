@@ -12,7 +12,7 @@ from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import PARKED, State
-from outbox.store.dialects import listed
+from outbox.store.dialects import is_in, listed
 from outbox.store.payloads import payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
@@ -29,12 +29,19 @@ NO_LOWS = (0,) * PARTITIONS
 
 
 def lease_partitions(
-    connection: sa.Connection, tables: Tables, *, owner: str, lease_s: float, most: int, lows: Sequence[int] = NO_LOWS
+    connection: sa.Connection,
+    tables: Tables,
+    *,
+    owner: str,
+    lease_s: float,
+    most: int,
+    lows: Sequence[int] = NO_LOWS,
+    gone: Collection[str] = (),
 ) -> dict[int, int]:
     """Lease up to `most` partitions that have pending messages, the least recently served first; return their tokens.
 
     Reads the 64 rows of `outbox_partition`, with one probe of `outbox_message_pending_ix`, from the partition's place in `lows`
-    on, and one of `outbox_message_again_ix` for each that is free.
+    on, and one of `outbox_message_again_ix` for each that is free. The leases of those who are `gone` count as free.
     Locks the rows that it takes and skips those that another relay is taking at this moment. The choice is a CTE, because
     a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
     """
@@ -46,6 +53,8 @@ def lease_partitions(
     behind = first_id(message, message.c.partition, partition.c.partition, _pending(message), sa.text(f"waiting.{AGAIN}"))
     pending = sa.or_(ahead.is_not(None), behind.is_not(None))
     free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now())
+    if gone:
+        free = sa.or_(free, is_in(connection, partition.c.lease_owner, sorted(gone)))
     chosen = (
         sa.select(partition.c.partition)
         .join(cursor, cursor.c.place == partition.c.partition)

@@ -13,7 +13,7 @@ TINY = {
     "waiting": {"MESSAGES": 2000, "SCHEDULED": 2000, "BLOCKED": 300, "DEAD": 300},
     "latency": {"SECONDS": 2, "SILENCE_S": 2},
     "enqueue": {"TRANSACTIONS": 32, "BULK": 200},
-    "failover": {"MESSAGES": 3000, "LEASE_S": 6},
+    "failover": {"MESSAGES": 3000, "LEASE_S": 6, "WARM_S": 0},
     "inbox": {"MESSAGES": 200, "BATCH": 20},
 }
 FIELDS = {

@@ -1,6 +1,6 @@
 """From the COMMIT to the arrival at a plain consumer, at several rates; and what a relay costs when nothing comes.
 
-The times are between the return of a producer's COMMIT and the consumer's callback, on the machine's monotonic clock. Each rate is
+With wake-ups the relay polls every two seconds only, as its help advises; without, with its defaults. The times are between the return of a producer's COMMIT and the consumer's callback, on the machine's monotonic clock. Each rate is
 kept up for `OUTBOX_PERF_SECONDS` (default: 60) in all, in turns with the others, by one producer up to 100 messages/s and by four
 above. Then nothing is written for `OUTBOX_PERF_SILENCE_S` (default: 60), while the server logs every statement: idle queries are all that
 the relay sends, BEGIN and COMMIT among them.
@@ -37,7 +37,7 @@ def run(*, pairs: int, wake: bool) -> dict[str, Any]:
     with Postgres() as postgres, RabbitMQ() as broker, bench_queue(broker.port) as channel:
         engine = prepared(postgres)
         about = settings(engine)
-        options = ("--wake", wake_address) if wake_address else ()
+        options = ("--wake", wake_address, "--poll-interval", "2s") if wake_address else ()
         latencies_ms: dict[int, list[float]] = {rate: [] for rate in RATES}
         with (
             relay("relay", f"{url_of(engine)}?application_name={MARK}", broker.url, *options) as program,
