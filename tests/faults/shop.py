@@ -37,7 +37,8 @@ def open_inbox() -> outbox.Inbox:
     engine = sa.create_engine(os.environ["OUTBOX_DATABASE_URL"], pool_size=8)
     inbox = outbox.Inbox("work", sessions=sessionmaker(engine), ordered=True)
 
-    @inbox.transactional("orders.*")
+    # So long, and a few seconds, may a process that is suspended in a handler's transaction keep its locks.
+    @inbox.transactional("orders.*", time_limit_s=10)
     def work(session: Session, message: outbox.Message) -> None:
         session.execute(sa.insert(effect).values(number=message.json()["number"]))
 
