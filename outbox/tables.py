@@ -95,8 +95,10 @@ _FAILED_STATES = "'retry', 'blocked', 'dead'"
 HELD = "holds"
 
 
-# What has become deliverable after it was not: behind the place that a relay's cursor may have reached.
-AGAIN = "again"
+# What has become deliverable after it was not, behind the place that a relay's cursor may have reached: `again` holds its
+# partition then. A column of its own, because two indexes in the same order would leave the planner a choice, and the wrong one
+# walks past everything that is pending.
+AGAIN = "again IS NOT NULL"
 
 
 def _where(predicate: str) -> dict[str, Any]:
@@ -125,7 +127,7 @@ def _message(metadata: sa.MetaData, schema: Any) -> sa.Table:
         sa.Column("error_class", sa.Text()),
         sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
         sa.Column("holds", sa.Boolean(), nullable=False, server_default=sa.false()),
-        sa.Column("again", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("again", sa.SmallInteger()),
         sa.Column("sent_at", UtcDateTime()),
         sa.Column("dead_at", UtcDateTime()),
         sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),
@@ -139,7 +141,7 @@ def _message(metadata: sa.MetaData, schema: Any) -> sa.Table:
             "NOT holds OR (key IS NOT NULL AND state IN ('scheduled', 'blocked', 'dead'))", name=conv("outbox_message_holds_ck")
         ),
         sa.Index(conv("outbox_message_pending_ix"), "partition", "id", **_where("state = 'pending'")),
-        sa.Index(conv("outbox_message_again_ix"), "partition", "id", **_where(f"state = 'pending' AND {AGAIN}")),
+        sa.Index(conv("outbox_message_again_ix"), "again", "id", **_where(f"state = 'pending' AND {AGAIN}")),
         sa.Index(conv("outbox_message_scheduled_ix"), "available_at", **_where("state = 'scheduled'")),
         sa.Index(conv("outbox_message_held_ix"), "key", "id", **_where(HELD)),
         sa.Index(conv("outbox_message_dead_ix"), "id", **_where("state = 'dead'")),

@@ -17,7 +17,7 @@ _STATES = "'scheduled', 'pending', 'blocked', 'sent', 'dead'"
 _Index = tuple[str, list[str], str | None]
 _MESSAGE_INDEXES: tuple[_Index, ...] = (
     ("outbox_message_pending_ix", ["partition", "id"], "state = 'pending'"),
-    ("outbox_message_again_ix", ["partition", "id"], "state = 'pending' AND again"),
+    ("outbox_message_again_ix", ["again", "id"], "state = 'pending' AND again IS NOT NULL"),
     ("outbox_message_scheduled_ix", ["available_at"], "state = 'scheduled'"),
     ("outbox_message_held_ix", ["key", "id"], "holds"),
     ("outbox_message_dead_ix", ["id"], "state = 'dead'"),
@@ -81,7 +81,7 @@ def _create_message(op: Operations, schema: str | None) -> None:
         sa.Column("error_class", sa.Text()),
         sa.Column("failures", Headers, nullable=False, server_default=sa.text("'[]'")),
         sa.Column("holds", sa.Boolean(), nullable=False, server_default=sa.false()),
-        sa.Column("again", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("again", sa.SmallInteger()),
         sa.Column("sent_at", UtcDateTime()),
         sa.Column("dead_at", UtcDateTime()),
         sa.Column("schema_version", sa.SmallInteger(), nullable=False, server_default=sa.text("1")),

@@ -15,7 +15,7 @@ from outbox.states import PARKED, State
 from outbox.store.dialects import is_in, listed
 from outbox.store.payloads import payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
-from outbox.tables import AGAIN, HELD, SCHEMA_VERSION
+from outbox.tables import HELD, SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -50,7 +50,7 @@ def lease_partitions(
         connection, [{"place": place, "low": low} for place, low in enumerate(lows)], place=sa.SmallInteger(), low=sa.BigInteger()
     )
     ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.low)
-    behind = first_id(message, message.c.partition, partition.c.partition, _pending(message), sa.text(f"waiting.{AGAIN}"))
+    behind = first_id(message, message.c.again, partition.c.partition, _pending(message))
     pending = sa.or_(ahead.is_not(None), behind.is_not(None))
     free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now())
     if gone:
@@ -114,9 +114,9 @@ def _first_of_each(tables: Tables, number: int) -> sa.CompoundSelect[Any]:
     for place in range(number):
         here = sa.bindparam(f"place_{place}", type_=message.c.partition.type)
         low = sa.bindparam(f"low_{place}", type_=message.c.id.type)
-        for half in (message.c.id >= low, sa.and_(sa.text(AGAIN), message.c.id < low)):
-            first = sa.select(*columns).where(_pending(message), exactly(message.c.partition, here), half)
-            first = first.order_by(message.c.partition, message.c.id).limit(most)
+        for place_of, half in ((message.c.partition, message.c.id >= low), (message.c.again, message.c.id < low)):
+            first = sa.select(*columns).where(_pending(message), exactly(place_of, here), half)
+            first = first.order_by(place_of, message.c.id).limit(most)
             each.append(sa.select(*first.subquery(f"p{len(each)}").c))
     return sa.union_all(*each)
 

@@ -112,7 +112,14 @@ def retry(connection: sa.Connection, tables: Tables, selection: Selection, ids: 
     and locks the rows; nobody else changes dead ones without the lock of their partition, so it waits for nobody.
     """
     message = tables.message
-    afresh = {"state": State.PENDING, "attempts": 0, "available_at": now(), "dead_at": None, "holds": False, "again": True}
+    afresh = {
+        "state": State.PENDING,
+        "attempts": 0,
+        "available_at": now(),
+        "dead_at": None,
+        "holds": False,
+        "again": message.c.partition,
+    }
     retried = connection.execute(
         sa.update(message)
         .where(is_in(connection, message.c.id, ids), selected(tables, selection))

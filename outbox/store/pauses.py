@@ -128,7 +128,7 @@ def blocked_ids(connection: sa.Connection, tables: Tables, topic: str, *, after:
 def unblock(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
     """Make blocked messages deliverable, by `outbox_message_pk`; needs `wait_for_claims` in the same transaction."""
     message = tables.message
-    deliverable: dict[str, Any] = {"state": State.PENDING, "holds": False, "again": True}
+    deliverable: dict[str, Any] = {"state": State.PENDING, "holds": False, "again": message.c.partition}
     waiting = sa.and_(is_in(connection, message.c.id, ids), message.c.state == State.BLOCKED)
     connection.execute(sa.update(message).where(waiting).values(deliverable))
 

@@ -29,6 +29,8 @@ def promote(connection: sa.Connection, tables: Tables, *, most: int) -> int:
         .cte("due")
     )
     promoted = connection.execute(
-        sa.update(message).where(message.c.id.in_(sa.select(due.c.id))).values(state=State.PENDING, holds=False, again=True)
+        sa.update(message)
+        .where(message.c.id.in_(sa.select(due.c.id)))
+        .values(state=State.PENDING, holds=False, again=message.c.partition)
     )
     return promoted.rowcount

@@ -118,7 +118,9 @@ def unblock(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, m
     )
     of_each = -(-most // len(keys))
     connection.execute(
-        sa.update(message).where(message.c.id.in_(sa.select(first.c.id))).values(state=State.PENDING, holds=False, again=True),
+        sa.update(message)
+        .where(message.c.id.in_(sa.select(first.c.id)))
+        .values(state=State.PENDING, holds=False, again=message.c.partition),
         [{"held_key": key, "of_each": of_each} for key in keys],
     )
 
