@@ -1,6 +1,11 @@
-"""Error texts as every database takes them."""
+"""What no database takes in a text, and error texts without it."""
 
 from __future__ import annotations
+
+import re
+
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""NUL and halves of surrogate pairs."""
 
 _LONGEST = 2000
 

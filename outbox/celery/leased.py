@@ -70,13 +70,7 @@ class LeasedTask(OnceTask):
         """Run the body with a lease; called as a plain function, which has no task id, without one."""
         if self.request.called_directly:
             return super().__call__(*args, **kwargs)
-        try:
-            return self._once(args, kwargs)
-        except Exception as error:
-            put_off = self._put_off(error)
-            if put_off is error:
-                raise
-            raise put_off from error
+        return self._try_once(args, kwargs)
 
     def _once(self, args: Any, kwargs: Any) -> Any:
         ignored, returned, continuation = None, None, Continuation(self)

@@ -77,6 +77,19 @@ class OnceTask(Task):
         """The consumer's name."""
         return self.consumer or str(self.name)
 
+    def _try_once(self, args: Any, kwargs: Any) -> Any:
+        """Run it, unless it was run before; if that fails by no fault of its own, put it off."""
+        try:
+            return self._once(args, kwargs)
+        except Exception as error:
+            put_off = self._put_off(error)
+            if put_off is error:
+                raise
+            raise put_off from error
+
+    def _once(self, args: Any, kwargs: Any) -> Any:
+        raise NotImplementedError
+
     def _duplicate(self) -> Ignore:
         log.info("a duplicate; it was handled before", extra={"consumer": self.recorded_as, "task_id": self.request.id})
         return Ignore(f"{self.recorded_as!r} has handled {self.request.id} before")

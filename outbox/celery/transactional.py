@@ -65,18 +65,15 @@ class TransactionalTask(OnceTask):
         if self.request.called_directly:
             with self._transaction() as session, unit_of_work(session, tables=self.tables):
                 return self.run(*args, **kwargs)
-        try:
-            with busy_on_lock_timeout():
-                return self._once(args, kwargs)
-        except Exception as error:
-            put_off = self._put_off(error)
-            if put_off is error:
-                raise
-            raise put_off from error
+        return self._try_once(args, kwargs)
 
     def _once(self, args: Any, kwargs: Any) -> Any:
         ignored, returned, continuation = None, None, Continuation(self)
-        with self._transaction() as session, once(session, self.recorded_as, self.request.id, tables=self.tables) as first:
+        with (
+            busy_on_lock_timeout(),
+            self._transaction() as session,
+            once(session, self.recorded_as, self.request.id, tables=self.tables) as first,
+        ):
             if first:
                 with unit_of_work(session, tables=self.tables):
                     try:

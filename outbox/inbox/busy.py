@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.inbox.errors import Busy
 from outbox.inbox.transaction import connection_of
+from outbox.store.dialects import set_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,18 +28,9 @@ def bound_waits(session: Session, tables: Tables, *, lock_timeout_s: float | Non
 
     A handler that hangs elsewhere for longer than `idle_s` loses its transaction, and with it the locks that others wait for.
     """
+    idle = None if idle_s is None else idle_s + _IDLE_MARGIN_S
     connection = connection_of(session, tables)
-    if connection.dialect.name != "postgresql":
-        return
-    limits: dict[str, float] = {}
-    if lock_timeout_s is not None:
-        limits["lock_timeout"] = lock_timeout_s
-    if idle_s is not None:
-        limits["idle_in_transaction_session_timeout"] = idle_s + _IDLE_MARGIN_S
-    if not limits:
-        return
-    settings = (f"set_config('{name}', '{max(1, round(limit * 1000))}', true)" for name, limit in limits.items())
-    connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
+    set_limits(connection, lock_timeout=lock_timeout_s, idle_in_transaction_session_timeout=idle)
 
 
 @contextmanager

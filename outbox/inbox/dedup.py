@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 from outbox.inbox.errors import Busy, InvalidMessageId, Unfinished
 from outbox.inbox.transaction import OpenTransaction
+from outbox.reasons import UNSTORABLE
 from outbox.store.dialects import insert_into
 from outbox.store.leases import standing
 from outbox.tables import DEFAULT
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     Async: TypeAlias = AsyncSession | async_scoped_session[Any] | AsyncConnection
 
 _LONGEST = 255
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and halves of surrogate pairs
 
 
 @overload
@@ -107,6 +106,6 @@ async def _once_async(target: AsyncSession | AsyncConnection, record: _Record) -
 
 def checked(name: str, value: object) -> str:
     """Return `value`, or raise `InvalidMessageId` when it cannot be stored as the part of the record that `name` says."""
-    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST or _UNSTORABLE.search(value):
+    if not isinstance(value, str) or not 0 < len(value) <= _LONGEST or UNSTORABLE.search(value):
         raise InvalidMessageId(f"{name} must be a text of 1 to {_LONGEST} characters without NUL, not {value!r:.80}")
     return value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from base64 import b64decode, b64encode
 from datetime import datetime
 from decimal import Decimal
@@ -12,13 +11,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from outbox.inbox.message import Message
-from outbox.reasons import storable
+from outbox.reasons import UNSTORABLE, storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _LONGEST = 255  # an index holds it
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # NUL and halves of surrogate pairs
 
 
 def to_row(consumer: str, message: Message) -> dict[str, Any]:
@@ -56,14 +54,14 @@ _UNUSABLE = "unusable id: "
 def storable_id(message: Message) -> str:
     """Return what identifies a message here: its id, or for one that is missing or no database could store a digest."""
     given = message.message_id
-    if given and len(given) <= _LONGEST and not _UNSTORABLE.search(given):
+    if given and len(given) <= _LONGEST and not UNSTORABLE.search(given):
         return given
     digest = hashlib.sha256(message.payload + b"\0" + message.topic.encode(errors="replace") + given.encode(errors="replace"))
     return (_UNUSABLE if given else _NO_ID) + digest.hexdigest()
 
 
 def _key(key: str | None) -> str | None:
-    if key is None or (len(key.encode(errors="replace")) <= _LONGEST and not _UNSTORABLE.search(key)):
+    if key is None or (len(key.encode(errors="replace")) <= _LONGEST and not UNSTORABLE.search(key)):
         return key or None
     return "digest: " + hashlib.sha256(key.encode(errors="backslashreplace")).hexdigest()
 
@@ -76,7 +74,7 @@ def _plain(value: Any) -> Any:
         case None | bool() | int() | float():
             return value
         case str():
-            return {"$text": b64encode(value.encode(errors="surrogatepass")).decode()} if _UNSTORABLE.search(value) else value
+            return {"$text": b64encode(value.encode(errors="surrogatepass")).decode()} if UNSTORABLE.search(value) else value
         case bytes() | bytearray() | memoryview():
             return {"$bytes": b64encode(bytes(value)).decode()}
         case datetime():

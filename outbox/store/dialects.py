@@ -30,11 +30,6 @@ def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
     return insert(table)
 
 
-def insert(connection: sa.Connection, table: sa.Table) -> postgresql.Insert | sqlite.Insert:
-    """Return an INSERT that can be told what to do ON CONFLICT."""
-    return sqlite.insert(table) if connection.dialect.name == "sqlite" else postgresql.insert(table)
-
-
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
     """Return `column IN values` with the values as one parameter: the same statement text for any number of them."""
     listed = list(values)
@@ -86,21 +81,23 @@ def limit_statements(connection: sa.Connection, seconds: float) -> None:
     """Let no statement of this transaction run, or wait for a lock, longer than so many seconds.
 
     Nor let the client pause in it for long: a process that is suspended here would keep its locks, and with them its
-    partitions, for as long as its connection lives. One statement, which ends with the transaction, so it is safe behind a
-    transaction-pooling PgBouncer.
+    partitions, for as long as its connection lives.
     """
-    if connection.dialect.name == "postgresql":
-        limits = {"statement_timeout": seconds, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
-        settings = (f"set_config('{name}', '{int(limit * 1000)}', true)" for name, limit in limits.items())
-        connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
+    set_limits(connection, statement_timeout=seconds, idle_in_transaction_session_timeout=_MOST_IDLE_S)
 
 
 def limit_waits(connection: sa.Connection, *, statement_s: float, lock_s: float) -> None:
-    """Bound, in one of our transactions on an application's connection, each statement, each wait for a lock, and each pause.
+    """Bound, in one of our transactions on an application's connection, each statement, each wait for a lock, and each pause."""
+    set_limits(connection, statement_timeout=statement_s, lock_timeout=lock_s, idle_in_transaction_session_timeout=_MOST_IDLE_S)
 
-    One statement that any driver prepares, unlike several SETs in one text. It ends with the transaction.
+
+def set_limits(connection: sa.Connection, **seconds: float | None) -> None:
+    """Set those of PostgreSQL's limits that are given, each by its name, for the rest of the transaction; elsewhere there are none.
+
+    One statement that any driver prepares, unlike several SETs in one text. It ends with the transaction, so it is safe behind
+    a transaction-pooling PgBouncer.
     """
-    if connection.dialect.name == "postgresql":
-        limits = {"statement_timeout": statement_s, "lock_timeout": lock_s, "idle_in_transaction_session_timeout": _MOST_IDLE_S}
-        settings = (sa.func.set_config(name, str(max(1, round(limit * 1000))), sa.true()) for name, limit in limits.items())
-        connection.execute(sa.select(*settings))
+    given = {name: max(1, round(limit * 1000)) for name, limit in seconds.items() if limit is not None}
+    if given and connection.dialect.name == "postgresql":
+        settings = (f"set_config('{name}', '{limit}', true)" for name, limit in given.items())
+        connection.exec_driver_sql(f"SELECT {', '.join(settings)}")

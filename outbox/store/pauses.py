@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from outbox.sqltypes import UtcDateTime, now
 from outbox.states import State
-from outbox.store.dialects import insert, is_in
+from outbox.store.dialects import insert_into, is_in
 from outbox.store.plans import exactly
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add(connection: sa.Connection, tables: Tables, topics: str) -> bool:
     pause = tables.pause
     again = {"paused_at": now(), "resumed_at": None}
     written = connection.execute(
-        insert(connection, pause)
+        insert_into(connection, pause)
         .values(topics=topics)
         .on_conflict_do_update(index_elements=[pause.c.topics], set_=again, where=pause.c.resumed_at.is_not(None))
         .returning(pause.c.topics)
