@@ -55,8 +55,9 @@ class Cursor:
 
     @property
     def due(self) -> bool:
-        """Whether it is time to look who is writing, and to tell `look`."""
-        return clock.seconds() - self._looked_at >= LOOK_EVERY_S
+        """Whether there is a place to gain, and it is time to look who is writing and to tell `look`."""
+        hopeful = self._candidate is not None or bool(self._passed)
+        return hopeful and clock.seconds() - self._looked_at >= LOOK_EVERY_S
 
     def settled(self, settled: Iterable[Settlement]) -> None:
         """Note what a search has found, and what is left of it, once that is committed."""
