@@ -20,12 +20,12 @@ from outbox.enqueueing import enqueue_many
 from outbox.identity import new_message_id, partition_of
 from outbox.tables import DEFAULT
 from tests.perf.measure import alternate
-from tests.perf.rig import waking
-from tests.perf.rig.broker import TOPIC
-from tests.perf.rig.database import count, prepared, settings, url_of
-from tests.perf.rig.ordering import Journal, Order, create, make_orderer
-from tests.perf.rig.sizes import size
-from tests.perf.rig.team import Team
+from tests.perf.parts import waking
+from tests.perf.parts.broker import TOPIC
+from tests.perf.parts.database import count, prepared, settings, url_of
+from tests.perf.parts.ordering import Journal, Order, create, make_orderer
+from tests.perf.parts.sizes import size
+from tests.perf.parts.team import Team
 from tests.servers.postgres import Postgres
 
 TRANSACTIONS, BULK = size("TRANSACTIONS", 4000), size("BULK", 10_000)

@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from outbox.identity import PARTITIONS
 from outbox.tables import DEFAULT
 from tests.faults.processes import Program
-from tests.perf.rig.broker import Arrivals, bench_queue
-from tests.perf.rig.database import KEYS, count, insert_fresh, prepared, settings, url_of
-from tests.perf.rig.relays import relay, require_alive, stop
-from tests.perf.rig.sizes import size
+from tests.perf.parts.broker import Arrivals, bench_queue
+from tests.perf.parts.database import KEYS, count, insert_fresh, prepared, settings, url_of
+from tests.perf.parts.relaying import new_relay, require_alive, stop
+from tests.perf.parts.sizes import size
 from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 
@@ -58,7 +58,7 @@ def run(*, pairs: int) -> dict[str, Any]:
 def _trial(engine: sa.Engine, broker_url: str, channel: amqp.Channel, options: tuple[str, ...]) -> tuple[float, int]:
     """Return how many seconds the partitions stood still, and how many messages were published twice."""
     url = url_of(engine)
-    with relay("killed", url, broker_url, *options) as killed, relay("survivor", url, broker_url, *options) as survivor:
+    with new_relay("killed", url, broker_url, *options) as killed, new_relay("survivor", url, broker_url, *options) as survivor:
         for program in (killed, survivor):
             program.wait_until_ready()
         time.sleep(WARM_S)  # a relay that has just come judges no other

@@ -20,11 +20,11 @@ import sqlalchemy as sa
 
 from outbox.tables import DEFAULT
 from tests.faults.processes import Program
-from tests.perf.rig.broker import TIMEOUT_S, bench_queue, publish, waiting
-from tests.perf.rig.consumers import effect, loop, metadata
-from tests.perf.rig.database import autocommit, count, prepared, settings, url_of
-from tests.perf.rig.relays import require_alive, stop
-from tests.perf.rig.sizes import size
+from tests.perf.parts.broker import TIMEOUT_S, bench_queue, publish, waiting
+from tests.perf.parts.consumers import effect, loop, metadata
+from tests.perf.parts.database import autocommit, count, prepared, settings, url_of
+from tests.perf.parts.relaying import require_alive, stop
+from tests.perf.parts.sizes import size
 from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 
@@ -84,7 +84,7 @@ def _rate(engine: sa.Engine, broker: RabbitMQ, channel: amqp.Channel, work: Call
 
 def _consume(engine: sa.Engine, broker_url: str, channel: amqp.Channel, workers: int, dedup: bool) -> None:  # noqa: FBT001 - one of two ways
     name = "with_dedup" if dedup else "without_dedup"
-    command = ("-m", "outbox.cli.consume", f"tests.perf.rig.consuming:{name}", "--workers", str(workers))
+    command = ("-m", "outbox.cli.consume", f"tests.perf.parts.inboxes:{name}", "--workers", str(workers))
     environment = {"OUTBOX_DATABASE_URL": url_of(engine), "OUTBOX_BROKER_URL": broker_url}
     deadline = time.monotonic() + TIMEOUT_S
     with Program(name, command, environment, ready="consuming") as program:

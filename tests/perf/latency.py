@@ -14,13 +14,14 @@ import sqlalchemy as sa
 
 from outbox.tables import DEFAULT
 from tests.faults.processes import Program
-from tests.perf.rig import waking
-from tests.perf.rig.broker import Arrivals, bench_queue, check
-from tests.perf.rig.database import autocommit, count, prepared, settings, url_of
-from tests.perf.rig.relays import cpu_s, relay, require_alive, stop
-from tests.perf.rig.sizes import size
-from tests.perf.rig.team import Team
-from tests.perf.rig.writing import make_writer
+from tests.perf.parts import waking
+from tests.perf.parts.broker import Arrivals, bench_queue, check
+from tests.perf.parts.database import autocommit, count, prepared, settings, url_of
+from tests.perf.parts.relaying import new_relay, require_alive, stop
+from tests.perf.parts.sizes import size
+from tests.perf.parts.team import Team
+from tests.perf.parts.usage import cpu_s
+from tests.perf.parts.writing import make_writer
 from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 
@@ -40,7 +41,7 @@ def run(*, pairs: int, wake: bool) -> dict[str, Any]:
         options = ("--wake", wake_address, "--poll-interval", "2s") if wake_address else ()
         latencies_ms: dict[int, list[float]] = {rate: [] for rate in RATES}
         with (
-            relay("relay", f"{url_of(engine)}?application_name={MARK}", broker.url, *options) as program,
+            new_relay("relay", f"{url_of(engine)}?application_name={MARK}", broker.url, *options) as program,
             Team(MOST_WRITERS, make_writer, url_of(engine), wake_address) as team,
         ):
             program.wait_until_ready()
@@ -84,7 +85,7 @@ def _idle(engine: sa.Engine, postgres: Postgres, program: Program) -> dict[str, 
         engine, "ALTER SYSTEM SET log_line_prefix = '%a '", "ALTER SYSTEM SET log_statement = 'all'", "SELECT pg_reload_conf()"
     )
     time.sleep(SETTLE_S)
-    logged, used_s, began = len(postgres.log), cpu_s(program), time.monotonic()
+    logged, used_s, began = len(postgres.log), cpu_s(program.process.pid), time.monotonic()
     time.sleep(SILENCE_S)
     seconds = time.monotonic() - began
     lines = [line for line in postgres.log[logged:].splitlines() if line.startswith(MARK)]
@@ -92,7 +93,7 @@ def _idle(engine: sa.Engine, postgres: Postgres, program: Program) -> dict[str, 
     return {
         "idle_queries_per_s": round(len(queries) / seconds, 2),
         "idle_transactions_per_s": round(sum("statement: BEGIN" in line for line in queries) / seconds, 2),
-        "idle_cpu_percent": round((cpu_s(program) - used_s) / seconds * 100, 2),
+        "idle_cpu_percent": round((cpu_s(program.process.pid) - used_s) / seconds * 100, 2),
     }
 
 

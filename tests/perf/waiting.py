@@ -18,11 +18,11 @@ import amqp
 import sqlalchemy as sa
 
 from outbox.tables import DEFAULT
-from tests.perf.rig import buffers
-from tests.perf.rig.broker import TIMEOUT_S, bench_queue, take_all, waiting
-from tests.perf.rig.database import autocommit, count, insert_fresh, prepared, settings, url_of
-from tests.perf.rig.relays import relay, require_alive, stop
-from tests.perf.rig.sizes import size
+from tests.perf.parts import buffers
+from tests.perf.parts.broker import TIMEOUT_S, bench_queue, take_all, waiting
+from tests.perf.parts.database import autocommit, count, insert_fresh, prepared, settings, url_of
+from tests.perf.parts.relaying import new_relay, require_alive, stop
+from tests.perf.parts.sizes import size
 from tests.servers.postgres import Postgres
 from tests.servers.rabbitmq import RabbitMQ
 
@@ -112,7 +112,7 @@ def _snapshot(engine: sa.Engine) -> Iterator[None]:
 
 def _drain(engine: sa.Engine, broker: RabbitMQ, channel: amqp.Channel) -> float:
     """Return how many of the fresh ones arrived in a second."""
-    with relay("relay", url_of(engine), broker.url) as program:
+    with new_relay("relay", url_of(engine), broker.url) as program:
         program.wait_until_ready()
         insert_fresh(engine, NUMBERS)
         began = time.perf_counter()

@@ -8,20 +8,31 @@ from tests.faults.processes import Program
 from tests.perf.parts.queue import Queue
 
 
+def new_relay(name: str, database_url: str, broker_url: str, *options: str) -> Program:
+    """A relay, not started, with its own defaults where no option says otherwise."""
+    where = {"OUTBOX_DATABASE_URL": database_url, "OUTBOX_BROKER_URL": broker_url}
+    return Program(name, ("-m", "outbox", "run", *options), where, ready="relay started")
+
+
 @contextmanager
 def relay(database_url: str, broker_url: str, *options: str) -> Iterator[Program]:
-    """A relay at work, with its own defaults where no option says otherwise; it must end in good order."""
-    where = {"OUTBOX_DATABASE_URL": database_url, "OUTBOX_BROKER_URL": broker_url}
-    with Program("relay", ("-m", "outbox", "run", *options), where, ready="relay started") as program:
-        program.wait_until_ready()
-        yield program
-        stop(program)
+    """A relay at work; it must end in good order."""
+    with new_relay("relay", database_url, broker_url, *options) as running:
+        running.wait_until_ready()
+        yield running
+        stop(running)
 
 
-def stop(program: Program) -> None:
+def stop(running: Program) -> None:
     """Stop a program, and raise unless it ends as asked."""
-    if program.terminate() != 0:
-        raise RuntimeError(f"{program.name} failed:\n{program.log[-4000:]}")
+    if running.terminate() != 0:
+        raise RuntimeError(f"{running.name} failed:\n{running.log[-4000:]}")
+
+
+def require_alive(running: Program) -> None:
+    """Raise if the process has ended."""
+    if running.process.poll() is not None:
+        raise RuntimeError(f"{running.name} has ended:\n{running.log}")
 
 
 def seconds_until(queue: Queue, count: int, *programs: Program) -> float:

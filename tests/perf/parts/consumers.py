@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
 from outbox.inbox import once
-from tests.perf.rig.broker import QUEUE
+from tests.perf.parts.broker import QUEUE
 
 CONSUMER = "bench"
 metadata = sa.MetaData()

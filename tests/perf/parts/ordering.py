@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import outbox
-from tests.perf.rig.broker import TOPIC
-from tests.perf.rig.waking import wake_by
+from tests.perf.parts.broker import TOPIC
+from tests.perf.parts.waking import wake_by
 
 ACCOUNTS = 1000
 

@@ -6,7 +6,7 @@ from outbox.migrations import LATEST
 from outbox.migrations.sql import apply
 from outbox.store.engine import open_engine
 from outbox.tables import DEFAULT
-from tests.perf.rig.broker import TOPIC
+from tests.perf.parts.broker import TOPIC
 from tests.servers.postgres import Databases
 
 KEYS = 1000
