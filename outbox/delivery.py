@@ -19,7 +19,7 @@ DELAY_BITS = 28
 """How many levels kombu's native delayed delivery has, each a word at the head of the routing key."""
 
 _LONGEST_MS = 2**32 - 1  # over a longer expiration, of 50 days, RabbitMQ closes the channel
-_MAX_BYTES = 96 * 1024  # RabbitMQ closes the connection over headers that exceed one frame, of 128 KiB
+_MAX_BYTES = 40 * 1024  # RabbitMQ closes the connection over headers that exceed one frame, of 128 KiB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class Delivery:
         return {DELIVERY_HEADER: value}
 
 
-def delivery_of(headers: Mapping[str, Any]) -> Delivery | None:
+def delivery_of(headers: Mapping[str, Any] | None) -> Delivery | None:
     """Return the delivery among a row's headers, if it has one of its own. Raises `TypeError` for one it cannot read."""
     value = headers.get(DELIVERY_HEADER) if isinstance(headers, dict) else None
     return None if value is None else Delivery(**value)

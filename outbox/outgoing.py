@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.delivery import delivery_of
 
@@ -15,11 +14,16 @@ if TYPE_CHECKING:
     from outbox.delivery import Delivery
 
 
-@dataclass(frozen=True, slots=True)
-class Outgoing:
-    """One unsent row, as read under a lease.
+MOST_HEADERS_BYTES = 128 * 1024
+"""The most that the headers of a row may take as JSON: more fits into no frame of RabbitMQ. What `enqueue` takes is
+less, however a database stores it."""
 
-    `held_id` is the lowest id among the rows of its key that hold back later ones, if there is any.
+
+class Outgoing(NamedTuple):
+    """One unsent row, as read under a lease; a tuple, because many are made for each that is looked at closely.
+
+    `held_id` is the lowest id among the rows of its key that hold back later ones, if there is any. `headers` is `None` when they
+    take more than `MOST_HEADERS_BYTES`, which nobody can send: they are not even read.
     """
 
     id: int
@@ -30,7 +34,7 @@ class Outgoing:
     type: str
     content_type: str
     payload: bytes
-    headers: Mapping[str, Any]
+    headers: Mapping[str, Any] | None
     created_at: datetime
     read_at: datetime
     attempts: int

@@ -5,7 +5,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from outbox.publishers.deadends import UNROUTABLE
 from outbox.publishers.flight import CONFIRMED
+from outbox.publishers.frames import publish
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
     from outbox.outgoing import Outgoing
     from outbox.publishers.base import Control
     from outbox.publishers.flight import Flight
-    from outbox.publishers.wire_message import WireMessage
 
+BURST_MESSAGES = 16
+BURST_BYTES = 64 * 1024
 REFUSED = Verdict(Outcome.REFUSED, "broker: nack; a queue is full or has failed", "Nack")
 
 
@@ -32,6 +35,8 @@ class Confirms:
         self._tag = 0
         self._unconfirmed: dict[int, Outgoing] = {}
         self._returned: dict[str, str] = {}
+        self._gathered: list[bytes] = []
+        self._gathered_bytes = 0
         channel.events["basic_ack"].add(self._on_ack)
         channel.events["basic_nack"].add(self._on_nack)
         channel.events["basic_return"].add(self._on_return)
@@ -42,17 +47,39 @@ class Confirms:
         self._flight = flight
         self._control = control
 
-    def send(self, message: WireMessage, *, exchange: str, routing_key: str) -> None:
-        """Put the head of the flight on the wire. Earlier confirms may be handled, and earlier errors raised, in here."""
-        row = self._flight.sent(message.size)  # first: what breaks the connection half-way was on the wire too
-        self._channel.basic_publish(message, exchange=exchange, routing_key=routing_key, mandatory=True)
+    def gather(self, properties: bytes, *, exchange: str, routing_key: str) -> None:
+        """Add the head of the flight to what is sent with the next `flush`."""
+        channel, body = self._channel, self._flight.head.payload
+        frame_max = channel.connection.frame_max
+        frames = publish(channel.channel_id, exchange, routing_key, properties, body, frame_max=frame_max)
         self._tag += 1
-        self._unconfirmed[self._tag] = row
+        self._unconfirmed[self._tag] = self._flight.sent(len(frames))
+        self._gathered.append(frames)
+        self._gathered_bytes += len(frames)
+
+    @property
+    def full(self) -> bool:
+        """Tell whether what has gathered should be flushed."""
+        return len(self._gathered) >= BURST_MESSAGES or self._gathered_bytes >= BURST_BYTES
+
+    def flush(self) -> None:
+        """Put what has gathered on the wire; give it back to the flight if nothing more may be sent."""
+        gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
+        if not gathered:
+            return
+        if not self._control.may_send():
+            for _ in gathered:
+                self._flight.recall(self._unconfirmed.pop(self._tag))
+                self._tag -= 1
+            return
+        connection = self._channel.connection
+        connection.transport.write(b"".join(gathered))
+        connection.bytes_sent += 1  # py-amqp's count of writes: without one it sends a heartbeat
 
     def _on_ack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - py-amqp's signature
         for row in self._take(tag, multiple=multiple):
-            reason = self._returned.pop(str(row.message_id), None)
-            self._flight.answered(row, Verdict(Outcome.REJECTED, reason, "Unroutable") if reason else CONFIRMED)
+            reason = self._returned.pop(str(row.message_id), None) if self._returned else None
+            self._flight.answered(row, Verdict(Outcome.REJECTED, reason, UNROUTABLE) if reason else CONFIRMED)
 
     def _on_nack(self, tag: int, multiple: bool) -> None:  # noqa: FBT001 - py-amqp's signature
         for row in self._take(tag, multiple=multiple):

@@ -11,6 +11,7 @@ from outbox.broker.dial import HEARTBEAT_S, dial
 from outbox.broker.errors import CHANNEL_CLOSED, LOST, REFUSED, describe
 from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.publishers.declare import declare
+from outbox.publishers.inbound import handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,10 +71,10 @@ class BrokerConnection:
             channel.close()
 
     def drain(self, timeout_s: float) -> None:
-        """Handle one method that the broker sent. Raises `TimeoutError` if there is none."""
+        """Handle what the broker has sent. Raises `TimeoutError` if there is nothing for so long."""
         if self._amqp is None:
             raise BrokerUnavailable("broker: not connected")
-        self._amqp.drain_events(timeout=timeout_s)
+        handle(self._amqp, timeout_s=timeout_s)
 
     def heartbeat(self) -> None:
         """Send a heartbeat when one is due; raise if the broker has been silent for too long."""

@@ -17,6 +17,7 @@ from outbox.broker.dial import dial
 from outbox.errors import BrokerUnavailable, ConfigurationError
 from outbox.publishers.base import Published
 from outbox.publishers.brought import BroughtQueues
+from outbox.publishers.deadends import UNROUTABLE
 from outbox.publishers.declare import declare
 from outbox.publishers.flight import CONFIRMED, Flight
 from outbox.publishers.suspects import Suspects
@@ -107,7 +108,7 @@ class KombuPublisher:
         # Named as if it were private, but what every virtual transport overrides, and the only way to know.
         if not any(self._channel._lookup(exchange, routing_key)):  # noqa: SLF001
             reason = f"broker: unroutable: no queue is bound to exchange {exchange!r} for {routing_key!r}"
-            return Verdict(Outcome.REJECTED, reason, "Unroutable")
+            return Verdict(Outcome.REJECTED, reason, UNROUTABLE)
         known = properties(row)
         try:
             message = self._channel.prepare_message(

@@ -16,6 +16,7 @@ from outbox.publishers.base import Published
 from outbox.publishers.brought import BroughtQueues
 from outbox.publishers.confirms import Confirms
 from outbox.publishers.connection import BrokerConnection
+from outbox.publishers.deadends import DeadEnds
 from outbox.publishers.flight import Flight
 from outbox.publishers.suspects import Suspects
 from outbox.publishers.wire_message import CannotSerialize, address, prepare
@@ -51,6 +52,7 @@ class RabbitMQPublisher:
         self._blocked = False
         self._confirms: Confirms | None = None
         self._suspects = Suspects()
+        self._dead_ends = DeadEnds(routes)
         self._queues = BroughtQueues()
 
     @property
@@ -116,6 +118,7 @@ class RabbitMQPublisher:
             self._drop()  # a confirm that comes later must not be taken for one of the next batch
         verdicts = flight.end()
         self._suspects.answered(rows, verdicts)
+        self._dead_ends.answered(rows, verdicts, through=flight.through)
         return Published(verdicts, lost)
 
     def _declare(self, rows: Sequence[Outgoing]) -> None:
@@ -152,25 +155,35 @@ class RabbitMQPublisher:
         sent = 0
         while True:
             while self._may_send(flight, control, window) and (most is None or sent < most):
-                sent += self._send(flight, confirms)
+                sent += self._burst(flight, confirms, window=window, most=most)
             paused = self._blocked and flight.waiting and control.may_send()
             if not (flight.on_wire or paused) or not control.may_wait():
                 return
             self._wait(confirms, control)
 
     def _may_send(self, flight: Flight, control: Control, window: int) -> bool:
-        room = flight.on_wire < window and flight.wire_bytes < WINDOW_BYTES
-        return flight.waiting and room and not self._blocked and control.may_send()
+        return _has_room(flight, window) and not self._blocked and control.may_send()
 
-    def _send(self, flight: Flight, confirms: Confirms) -> int:
+    def _burst(self, flight: Flight, confirms: Confirms, *, window: int, most: int | None) -> int:
+        """Send some messages in one write, and handle what the broker has said meanwhile; return how many."""
+        sent = 0
+        while _has_room(flight, window) and not confirms.full and (most is None or sent < most):
+            sent += self._gather(flight, confirms)
+        confirms.flush()
+        self._drain(0)
+        return sent
+
+    def _gather(self, flight: Flight, confirms: Confirms) -> int:
         row = flight.head
         try:
             exchange, routing_key = address(row, self.routes)
-            message = prepare(row, routing_key=routing_key, frame_max=self._broker.frame_max)
+            properties = prepare(row, routing_key=routing_key, frame_max=self._broker.frame_max)
         except CannotSerialize as error:
             flight.failed(Verdict(Outcome.UNPUBLISHABLE, str(error), "CannotSerialize"))
             return 0
-        confirms.send(message, exchange=exchange, routing_key=routing_key)
+        if self._dead_ends.at(row, (exchange, routing_key)) and flight.follow((exchange, routing_key)):
+            return 0
+        confirms.gather(properties, exchange=exchange, routing_key=routing_key)
         return 1
 
     def _wait(self, confirms: Confirms, control: Control) -> None:
@@ -185,7 +198,7 @@ class RabbitMQPublisher:
             raise BrokerUnavailable(message)
 
     def _drain(self, timeout_s: float) -> bool:
-        """Handle one method from the broker; tell whether there was one."""
+        """Handle what the broker has sent; tell whether there was anything."""
         try:
             self._broker.drain(timeout_s)
         except TimeoutError as error:
@@ -220,3 +233,7 @@ class RabbitMQPublisher:
 
     def _on_unblocked(self) -> None:
         self._blocked = False
+
+
+def _has_room(flight: Flight, window: int) -> bool:
+    return flight.waiting and flight.on_wire < window and flight.wire_bytes < WINDOW_BYTES

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import lru_cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from outbox.outgoing import Outgoing
 from outbox.sqltypes import UtcDateTime, later, now
 from outbox.states import PARKED, State
 from outbox.store.dialects import is_in, listed
-from outbox.store.payloads import payload_if_small, with_large_payloads
+from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import HELD, SCHEMA_VERSION
 
@@ -95,7 +96,7 @@ def unsent(
     for number, place in enumerate(places):
         values |= {f"place_{number}": place, f"low_{number}": lows[place]}
     found = connection.execute(_first_of_each(tables, len(places)), values)
-    return with_large_payloads(connection, tables, sorted((Outgoing(*row) for row in found.all()), key=lambda row: row.id))
+    return with_large_payloads(connection, tables, sorted(map(Outgoing._make, found), key=_id))
 
 
 @lru_cache(maxsize=PARTITIONS)
@@ -105,10 +106,11 @@ def _first_of_each(tables: Tables, number: int) -> sa.CompoundSelect[Any]:
     earlier = message.alias("earlier")
     read = {column.name: column for column in message.c} | {
         "payload": payload_if_small(message),
+        "headers": headers_if_sendable(message),
         "held_id": first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD)).label("held_id"),
         "read_at": sa.type_coerce(now(), UtcDateTime()).label("read_at"),
     }
-    columns = [read[field.name] for field in fields(Outgoing)]
+    columns = [read[name] for name in Outgoing._fields]
     most = sa.bindparam("most", type_=sa.Integer)
     each: list[sa.Select[Any]] = []
     for place in range(number):
@@ -204,4 +206,5 @@ def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
     return sa.and_(message.c.state == sa.literal_column(f"'{State.PENDING}'"), message.c.schema_version <= SCHEMA_VERSION)
 
 
+_id = attrgetter("id")
 _HOLDER = ("id", "key", "message_id", "topic", "state", "error_class")

@@ -1,4 +1,4 @@
-"""Payloads: what a relay reads of them at once has to fit in its memory, whatever their sizes.
+"""Payloads and headers: what a relay reads of them at once has to fit in its memory, whatever their sizes.
 
 Small ones come with their rows. Large ones, rare as they are, are read afterwards, when their sizes are known: so the usual
 claim is still one statement.
@@ -6,11 +6,12 @@ claim is still one statement.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from outbox.outgoing import MOST_HEADERS_BYTES
+from outbox.sqltypes import json_bytes
 from outbox.store.dialects import is_in
 
 if TYPE_CHECKING:
@@ -32,6 +33,11 @@ def payload_if_small(message: sa.FromClause) -> sa.ColumnElement[Any]:
     return sa.case((sa.func.length(message.c.payload) <= small, message.c.payload)).label("payload")
 
 
+def headers_if_sendable(message: sa.FromClause) -> sa.ColumnElement[Any]:
+    """Return the column `headers`, which is NULL where nobody could send them."""
+    return sa.case((json_bytes(message.c.headers) <= MOST_HEADERS_BYTES, message.c.headers)).label("headers")
+
+
 def with_large_payloads(connection: sa.Connection, tables: Tables, rows: list[Outgoing]) -> list[Outgoing]:
     """Return the first ones of these rows, as many as fit into `MOST_BYTES` and at least one, all with their payloads.
 
@@ -46,7 +52,7 @@ def with_large_payloads(connection: sa.Connection, tables: Tables, rows: list[Ou
     fitting = _fitting(rows, sizes)
     wanted = [row.id for row in fitting if _left_out(row)]
     payloads = _by_id(connection, sa.select(id_, payload).where(is_in(connection, id_, wanted)))
-    return [replace(row, payload=payloads[row.id]) if row.id in payloads else row for row in fitting]
+    return [row._replace(payload=payloads[row.id]) if row.id in payloads else row for row in fitting]
 
 
 def _left_out(row: Any) -> bool:

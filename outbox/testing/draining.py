@@ -136,5 +136,5 @@ def _as_received(row: Outgoing) -> Message:
         key=row.key,
         type=row.type,
         content_type=row.content_type,
-        headers={**row.headers, **added},
+        headers={**(row.headers or {}), **added},
     )

@@ -11,6 +11,7 @@ import kombu
 import pytest
 
 from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.publishers.confirms import BURST_MESSAGES
 from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.routes import Route, Routes
 from outbox.states import Outcome
@@ -359,14 +360,86 @@ def test_large_headers_count_as_bytes_in_flight_too(vhost_url, open_publisher):
     assert max(seen) <= 10
 
 
-def test_what_may_not_be_sent_any_more_is_unsent_and_what_was_sent_is_waited_for(vhost_url, open_publisher):
+@pytest.mark.parametrize("sends", [2, 3])
+def test_what_may_not_be_sent_any_more_is_unsent_and_what_was_sent_is_waited_for(vhost_url, open_publisher, sends):
+    """It is asked before a burst is gathered, and again before it is put on the wire."""
     declare(vhost_url, "q")
-    rows = [outgoing(number, topic="q") for number in range(1, 11)]
-    outcomes = publish(open_publisher(vhost_url), rows, Steer(sends=4))
+    rows = [outgoing(number, topic="q") for number in range(1, 3 * BURST_MESSAGES)]
+    outcomes = publish(open_publisher(vhost_url), rows, Steer(sends=sends))
 
-    assert list(outcomes.values()).count(Outcome.CONFIRMED) == 4
-    assert [outcomes[number] for number in range(5, 11)] == [Outcome.UNSENT] * 6
-    assert ids_in(vhost_url, "q") == ids_of(rows[:4])
+    assert [number for number, outcome in outcomes.items() if outcome is Outcome.CONFIRMED] == list(range(1, BURST_MESSAGES + 1))
+    assert {outcomes[row.id] for row in rows[BURST_MESSAGES:]} == {Outcome.UNSENT}
+    assert ids_in(vhost_url, "q") == ids_of(rows[:BURST_MESSAGES])
+
+
+def test_what_was_recalled_goes_out_with_the_next_batch_and_its_confirms_are_not_mixed_up(vhost_url, open_publisher):
+    declare(vhost_url, "q")
+    publisher = open_publisher(vhost_url)
+    rows = [outgoing(number, topic="q") for number in range(1, 2 * BURST_MESSAGES)]
+    outcomes = publish(publisher, rows, Steer(sends=3))
+    again = [row for row in rows if outcomes[row.id] is Outcome.UNSENT]
+    publisher.connect()
+
+    assert set(publish(publisher, [outgoing(100, topic="nowhere"), *again]).values()) == {Outcome.REJECTED, Outcome.CONFIRMED}
+    assert sorted(ids_in(vhost_url, "q")) == sorted(ids_of(rows))
+
+
+# Addresses that lead nowhere
+
+
+def returned(publisher):
+    """The ids that the broker returned, each time, as they come over the wire."""
+    seen = []
+    publisher._confirms._channel.events["basic_return"].add(
+        lambda _error, _exchange, _key, message: seen.append(message.properties["message_id"])
+    )
+    return seen
+
+
+def test_of_many_messages_for_an_address_that_leads_nowhere_one_tells_for_all(vhost_url, open_publisher):
+    declare(vhost_url, "q")
+    publisher = open_publisher(vhost_url)
+    first = [outgoing(number, topic="nowhere") for number in range(1, 4)]
+    assert set(publish(publisher, first).values()) == {Outcome.REJECTED}
+    seen = returned(publisher)
+    second = [outgoing(number, key=f"k{number % 3}" if number % 2 else None, topic="nowhere") for number in range(11, 31)]
+    good = [outgoing(number, topic="q") for number in range(41, 61)]
+    published = publisher.publish([*second, *good], Steer())
+
+    assert seen == ids_of(second[:1])
+    verdicts = [published.verdicts[row.id] for row in second]
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.REJECTED, Outcome.HELD}
+    assert all("no queue is bound" in verdict.reason for verdict in verdicts if verdict.outcome is Outcome.REJECTED)
+    assert ids_in(vhost_url, "q") == ids_of(good)
+
+
+def test_when_the_first_gets_through_all_follow_it(vhost_url, open_publisher):
+    publisher = open_publisher(vhost_url)
+    rows = [outgoing(number, key=f"k{number % 5}", topic="late") for number in range(1, 41)]
+    assert Outcome.CONFIRMED not in publish(publisher, rows).values()
+    declare(vhost_url, "late")
+
+    assert set(publish(publisher, rows).values()) == {Outcome.CONFIRMED}
+    arrived_ids = ids_in(vhost_url, "late")
+    assert sorted(arrived_ids) == sorted(ids_of(rows))
+    for key in range(5):
+        own = ids_of(row for row in rows if row.key == f"k{key}")
+        assert [each for each in arrived_ids if each in own] == own
+
+
+def test_where_headers_decide_each_message_is_tried(vhost_url, open_publisher):
+    routes = Routes((Route("#", exchange="by-headers", exchange_type="headers"),))
+    publisher = open_publisher(vhost_url, routes)
+    lost = [outgoing(number, topic="t", headers={"to": "nobody"}) for number in range(1, 4)]
+    publish(publisher, lost)
+    with client(vhost_url) as channel:
+        channel.queue_declare("q", durable=True, auto_delete=False)
+        channel.queue_bind("q", "by-headers", arguments={"x-match": "all", "to": "somebody"})
+    found = [outgoing(number, topic="t", headers={"to": "somebody"}) for number in range(11, 14)]
+
+    outcomes = publish(publisher, [*lost, *found])
+    assert [outcomes[row.id] for row in found] == [Outcome.CONFIRMED] * 3
+    assert ids_in(vhost_url, "q") == ids_of(found)
 
 
 def test_what_is_not_waited_for_is_unknown_and_its_confirm_is_not_taken_for_another(vhost_url, open_publisher):

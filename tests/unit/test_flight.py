@@ -208,3 +208,77 @@ def test_no_outcomes_in_no_order_break_the_order_of_a_key(data):
     broker.run()
 
     assert outcomes(broker.flight) == {row.id: broker.expected(row) for row in rows}
+
+
+# An address that is said to lead nowhere
+
+PLACE = ("outbox", "nowhere")
+
+
+def lead(flight):
+    """Send the first row as the one that is tried, and let the others follow it."""
+    assert not flight.follow(PLACE)
+    leader = flight.sent()
+    while flight.waiting:
+        assert flight.follow(PLACE)
+    return leader
+
+
+def test_what_follows_shares_the_rejection_of_the_first():
+    flight = Flight([outgoing(1), outgoing(2, "a"), outgoing(3, "a"), outgoing(4)])
+    flight.answered(lead(flight), REJECTED)
+
+    assert outcomes(flight) == {1: Outcome.REJECTED, 2: Outcome.REJECTED, 3: Outcome.HELD, 4: Outcome.REJECTED}
+
+
+def test_what_comes_after_the_rejection_is_rejected_too():
+    flight = Flight([outgoing(1, "a"), outgoing(2, "b")])
+    assert not flight.follow(PLACE)
+    flight.answered(flight.sent(), REJECTED)
+
+    assert flight.follow(PLACE)
+    assert outcomes(flight) == {1: Outcome.REJECTED, 2: Outcome.REJECTED}
+
+
+@pytest.mark.parametrize("verdict", [CONFIRMED, REFUSED])
+def test_what_follows_is_sent_when_the_first_was_not_rejected(verdict):
+    flight = Flight([outgoing(1), outgoing(2), outgoing(3)])
+    flight.answered(lead(flight), verdict)
+
+    assert flight.through == {PLACE}
+    assert not flight.follow(PLACE)
+    assert [row.id for row in send_all(flight)] == [2, 3]
+
+
+def test_what_follows_one_that_has_no_answer_is_unsent():
+    flight = Flight([outgoing(1), outgoing(2)])
+    lead(flight)
+
+    assert outcomes(flight) == {1: Outcome.UNKNOWN, 2: Outcome.UNSENT}
+
+
+def test_one_that_has_to_be_sent_again_does_not_follow_itself():
+    flight = Flight([outgoing(1), outgoing(2)])
+    leader = lead(flight)
+    flight.take_unknown()
+
+    assert flight.head == leader
+    assert not flight.follow(PLACE)
+
+
+def test_what_was_recalled_is_the_next_to_go_again():
+    flight = Flight([outgoing(1), outgoing(2), outgoing(3)])
+    rows = [flight.sent(10) for _ in range(2)]
+    for row in reversed(rows):
+        flight.recall(row)
+
+    assert (flight.on_wire, flight.wire_bytes) == (0, 0)
+    assert [row.id for row in send_all(flight)] == [1, 2, 3]
+
+
+def test_headers_that_were_too_large_to_be_read_are_judged_without_being_sent():
+    flight = Flight([outgoing(1, "a", headers=None), outgoing(2, "a"), outgoing(3)])
+
+    assert [row.id for row in send_all(flight)] == [3]
+    assert outcomes(flight) == {1: Outcome.UNPUBLISHABLE, 2: Outcome.HELD, 3: Outcome.UNKNOWN}
+    assert "131072 bytes" in flight.verdicts[1].reason
