@@ -17,4 +17,6 @@ class Policies:
 
     def of(self, topic: str) -> RetryPolicy:
         """Return the policy of a topic."""
+        if not self.by_topic:
+            return self.default
         return next((policy for pattern, policy in self.by_topic if matches(pattern, topic)), self.default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from outbox.backoff import Backoff
 
@@ -64,8 +65,7 @@ class RetryPolicy:
     on_dead: OnDead = OnDead.BLOCK
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """What to write down: the next state, attempts so far, and for `scheduled` the delay in seconds."""
 
     state: State

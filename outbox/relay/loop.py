@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -11,8 +13,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.outage import Outage
 from outbox.points import Point, reached
+from outbox.relay.ahead import Ahead
 from outbox.relay.batch import Lease
-from outbox.states import Outcome, State
+from outbox.states import Outcome, State, Verdict
 from outbox.store.registry import Broker
 from outbox.vitals import Vitals
 
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
     from outbox.relay.registry import Registry
     from outbox.relay.stopping import Stopping
     from outbox.relay.transactions import Settled, Transactions
-    from outbox.states import Verdict
 
 log = logging.getLogger("outbox.relay")
 
@@ -63,6 +65,7 @@ class Relay:
         registry: Registry | None = None,
         vitals: Vitals | None = None,
         presence: Presence | None = None,
+        ahead_from: float = math.inf,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
@@ -74,6 +77,9 @@ class Relay:
         self._presence = presence
         self._vitals = vitals or Vitals(limit_s=lease_s)
         self._progress = self._vitals.progress
+        self._ahead_from = ahead_from
+        self._ahead = Ahead(partial(transactions.claim, ahead=True))
+        self._claimed: Batch | None = None
         self._empty_polls = 0
         self._met_broker = False
         self._database = Outage(log, "database")
@@ -91,7 +97,9 @@ class Relay:
                 pause = self._turn()
                 self._clean_up()
                 self._wait(pause)
+            self._give_back()
         finally:
+            self._ahead.close()
             self._publisher.close()
 
     def _wait(self, pause: Pause) -> None:
@@ -144,7 +152,7 @@ class Relay:
             return Pause(min(self._poll_interval_s, _BLOCKED_S))
         self._stopping.about_to_look()
         try:
-            batch = self._transactions.claim()
+            batch = self._claim()
         except SQLAlchemyError as error:
             return Pause(self._database.pause_s(error))
         self._database.over()
@@ -156,8 +164,14 @@ class Relay:
         reached(Point.AFTER_CLAIM)
         return self._deliver(batch)
 
+    def _claim(self) -> Batch | None:
+        claimed, self._claimed = self._claimed, None
+        return claimed or self._transactions.claim()
+
     def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
+        if len(batch.rows) >= self._ahead_from:
+            self._ahead.begin()
         lease = Lease(
             batch,
             self._stopping,
@@ -167,18 +181,27 @@ class Relay:
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
         published = self._publisher.publish(batch.rows, lease)
+        self._progress.note("claiming from the database")
+        self._claimed = self._ahead.take()
         self._progress.note("settling in the database")
         reached(Point.BEFORE_SETTLE)
         settled = self._settle(batch, published.verdicts)
         if settled is not None:
             _report(settled, published.verdicts)
         if published.lost is not None:
+            self._give_back()
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
                 self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
             return Pause(self._broker.pause_s(published.lost))
         self._broker.over()
         self._note_broker()
         return self._next(batch)
+
+    def _give_back(self) -> None:
+        """Give back what was claimed ahead and will not be published soon."""
+        batch, self._claimed = self._claimed, None
+        if batch is not None:
+            self._settle(batch, {row.id: Verdict(Outcome.UNSENT) for row in batch.rows})
 
     def _next(self, batch: Batch) -> Pause:
         """Return no pause while there is something to publish.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
@@ -100,6 +101,8 @@ def _run(
             registry=registry,
             vitals=vitals,
             presence=presence,
+            # The more a claim reads, the longer a broker would wait for it. On SQLite it would only wait for the settle of the last.
+            ahead_from=settings.batch_size / 2 if engine.dialect.name == "postgresql" else math.inf,
         )
         log.info("relay started", extra={"relay": settings.owner})
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.reasons import storable
 from outbox.states import PARKED, OnDead, Outcome, State, Verdict, decide
@@ -26,8 +25,7 @@ FAILED = (State.SCHEDULED, State.DEAD)
 _UNBLOCK_AT_ONCE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Settlement:
+class Settlement(NamedTuple):
     """One message, what became of it, and its next state."""
 
     row: Outgoing
@@ -69,7 +67,7 @@ def _followed(settled: Iterable[Settlement]) -> list[Settlement]:
 def _follow(each: Settlement, head: Settlement) -> Settlement:
     match head.on_dead:
         case OnDead.SKIP:
-            return replace(each, decision=replace(each.decision, state=State.PENDING))
+            return each._replace(decision=each.decision._replace(state=State.PENDING))
         case OnDead.PARK:
             return parked(each, head.row.message_id)
         case OnDead.BLOCK:
@@ -79,7 +77,7 @@ def _follow(each: Settlement, head: Settlement) -> Settlement:
 def parked(each: Settlement, head: UUID) -> Settlement:
     """Return the settlement of a message that follows a dead one of its key into the dead letters."""
     verdict = Verdict(Outcome.HELD, parked_reason(head), PARKED)
-    return replace(each, verdict=verdict, decision=replace(each.decision, state=State.DEAD), on_dead=OnDead.PARK)
+    return each._replace(verdict=verdict, decision=each.decision._replace(state=State.DEAD), on_dead=OnDead.PARK)
 
 
 def parked_reason(head: UUID) -> str:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 MOST_PARTITIONS = 16
 _STATEMENT_LIMIT_S = 10.0
 _PROMOTE_AT_ONCE = 1000
+_RETRY_SHARE = 50
 _MOST_STRETCH = 4.0
 
 
@@ -74,13 +75,15 @@ class Transactions:
         self._stretch = 1.0
         self._last_read = 0
 
-    def claim(self) -> Batch | None:
+    def claim(self, *, ahead: bool = False) -> Batch | None:
         """Promote what is due, lease some partitions and read what is unsent in them; `None` if there is nothing.
+
+        `ahead`: another batch is in hand. Then it goes under the same name as that one, also when the name's lock has been lost.
 
         A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
         way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
         """
-        owner = self._owner if self._presence is None else self._presence.renew()
+        owner = self._name(ahead=ahead)
         claimed_at = clock.seconds()
         with self._begin() as connection:
             promote.promote(connection, self._tables, most=self._promote_at_once())
@@ -99,6 +102,11 @@ class Transactions:
             self._set_aside(connection, kept_back)
             return Batch(leases, free, claimed_at, set_aside=len(kept_back))
 
+    def _name(self, *, ahead: bool) -> str:
+        if self._presence is None:
+            return self._owner
+        return self._presence.name if ahead else self._presence.renew()
+
     def _advance(self, connection: sa.Connection) -> None:
         ripe = self._cursor.look(claim.writers(connection, self._tables))
         if ripe:
@@ -107,7 +115,7 @@ class Transactions:
 
     def _promote_at_once(self) -> int:
         """Return how many due messages may become pending: few while much is pending, so that retries do not crowd out the rest."""
-        return _PROMOTE_AT_ONCE if self._last_read < self._batch_size // 2 else max(1, self._batch_size // 10)
+        return _PROMOTE_AT_ONCE if self._last_read < self._batch_size // 2 else max(1, self._batch_size // _RETRY_SHARE)
 
     def _read(self, connection: sa.Connection, leases: Mapping[int, int], lows: Sequence[int]) -> list[Outgoing]:
         """Return about a batch of what is unsent, spread over the leased partitions.
