@@ -5,6 +5,9 @@ from __future__ import annotations
 from amqp.exceptions import AccessRefused, AMQPError, ChannelError, ConnectionForced, NotAllowed, NotFound, PreconditionFailed
 from kombu.exceptions import KombuError
 
+from outbox.broker.tls import ended, refusal
+from outbox.errors import BrokerRefused, BrokerUnavailable
+
 # kombu's own source: py-amqp sometimes raises AttributeError when the connection is lost.
 LOST = (AMQPError, KombuError, OSError, AttributeError)
 """The connection is lost or cannot be had. Virtual transports have errors of their own besides."""
@@ -28,5 +31,14 @@ def is_unexplained(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """Return one line that says what the broker said, without a password."""
     code, text = getattr(error, "reply_code", None), getattr(error, "reply_text", None)
+    if (problem := ended(error)) is not None:
+        return f"broker: {problem}"
     said = f"{code} {text}" if code and text else str(error).strip().partition("\n")[0] or type(error).__name__
     return f"broker: {said}"
+
+
+def failure(error: BaseException) -> BrokerUnavailable:
+    """Return our error for one of `LOST` or of a transport: refused, where trying again cannot help, else unavailable."""
+    if (problem := refusal(error)) is not None:
+        return BrokerRefused(f"broker: {problem}")
+    return (BrokerRefused if isinstance(error, REFUSED) else BrokerUnavailable)(describe(error))

@@ -16,11 +16,6 @@ from outbox.routes import Route, Routes
 from outbox.states import OnDead, RetryPolicy
 from outbox.topics import is_pattern
 
-KNOWN = (
-    "database_url", "broker_url", "schema", "lease", "confirm_timeout", "poll_interval", "batch_size", "grace", "wake", "wake_database_url",
-    "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead", "retention", "inbox_retention", "allow_unconfirmed",
-    "log_level", "health", "routes", "policies",
-)  # fmt: skip
 _TABLES = ("routes", "policies")
 _POLICY = ("topics", "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead")
 
@@ -35,11 +30,19 @@ def read(path: Path) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not valid TOML: {error}"
         raise ConfigurationError(message) from error
-    unknown = sorted(set(settings) - set(KNOWN))
+    known = _known()
+    unknown = sorted(set(settings) - set(known))
     if unknown:
-        message = f"{path}: unknown option {', '.join(unknown)}; known are: {', '.join(KNOWN)}"
+        message = f"{path}: unknown option {', '.join(unknown)}; known are: {', '.join(known)}"
         raise ConfigurationError(message)
     return settings
+
+
+def _known() -> tuple[str, ...]:
+    """Return the names of everything that a file may hold: the relay's own options, whichever command reads it."""
+    from outbox.cli.run import run  # which takes its options from here
+
+    return (*(str(each.name) for each in run.params if each.name != "config"), *_TABLES)
 
 
 def routes(listed: Any) -> Routes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from outbox.broker import tls
 from outbox.cli import inbox, logs, options
 from outbox.cli.exit import Command
 from outbox.cli.types import DURATION
@@ -17,6 +18,7 @@ from outbox.vitals import Vitals
 @click.command(cls=Command, short_help="Handle the messages of an inbox.")
 @inbox.argument
 @options.broker_url
+@options.broker_tls
 @options.setting("--workers", "How many messages to handle at the same time.", type=click.IntRange(1), default=1)
 @options.setting(
     "--prefetch", "How many to take from the broker at a time [default: 20 more than workers].", type=click.IntRange(1)
@@ -28,6 +30,9 @@ def run(
     *,
     path: str,
     broker_url: str,
+    broker_ca: str | None,
+    broker_cert: str | None,
+    broker_key: str | None,
     workers: int,
     prefetch: int | None,
     grace: float,
@@ -48,6 +53,7 @@ def run(
     """
     logs.setup(log_level)
     stop, vitals = stop_on_signals(), Vitals(limit_s=HANGS_S)
-    runner = Runner(inbox.find_inbox(path), broker_url, workers=workers, prefetch=prefetch, grace_s=grace, vitals=vitals)
+    url = tls.with_files(broker_url, ca=broker_ca, cert=broker_cert, key=broker_key)
+    runner = Runner(inbox.find_inbox(path), url, workers=workers, prefetch=prefetch, grace_s=grace, vitals=vitals)
     with answering(health, vitals, check=runner.check), notifying(vitals, stop):
         runner.run(stop)

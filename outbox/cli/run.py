@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from outbox.backoff import Backoff
+from outbox.broker import tls
 from outbox.cli import config, logs, options
 from outbox.cli.exit import Command
 from outbox.cli.types import DURATION, WholeNumber
@@ -22,6 +23,7 @@ from outbox.vitals import Vitals
 @config.option
 @options.database_url
 @options.broker_url
+@options.broker_tls
 @options.schema
 @options.setting(
     "--lease", "How long a relay may hold a partition without an answer from the broker.", default="30s", type=DURATION
@@ -36,10 +38,10 @@ from outbox.vitals import Vitals
     "[default: off].",
     metavar="ADDRESS",
 )
-@options.setting(
+@options.url(
     "--wake-database-url",
     "For --wake postgres: a direct URL to listen on, where --database-url leads through a transaction pooler (PgBouncer).",
-    metavar="URL",
+    required=False,
 )
 @options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, 10_000))
 @options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
@@ -74,6 +76,9 @@ def run(
     *,
     database_url: str,
     broker_url: str,
+    broker_ca: str | None,
+    broker_cert: str | None,
+    broker_key: str | None,
     schema: str | None,
     lease: float,
     confirm_timeout: float,
@@ -109,7 +114,7 @@ def run(
     )
     settings = RelaySettings(
         database_url=database_url,
-        broker_url=broker_url,
+        broker_url=tls.with_files(broker_url, ca=broker_ca, cert=broker_cert, key=broker_key),
         schema=schema,
         routes=config.routes_of(ctx),
         lease_s=lease,

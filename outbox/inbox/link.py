@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import kombu
 
-from outbox.broker.dial import HEARTBEAT_S, is_amqp
-from outbox.broker.errors import LOST, REFUSED, describe
-from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.broker.dial import HEARTBEAT_S, connected, hang_up, is_amqp
+from outbox.broker.errors import LOST, failure
+from outbox.errors import BrokerUnavailable
 from outbox.inbox.topology import declare
 
 if TYPE_CHECKING:
@@ -57,21 +57,24 @@ class Link:
         self._selector = selectors.DefaultSelector()
         self._selector.register(waker, selectors.EVENT_READ)
         self._opened_at = self._beat_at = monotonic()
+        self._amqp: Any = None
         self.alive = True
         try:
             with self._broker():
                 self._open(inbox, prefetch)
         except BrokerUnavailable:
             self.close()
-            connection.maybe_switch_next()
             raise
 
     def _open(self, inbox: Inbox, prefetch: int) -> None:
         self._connection.ensure_connection(max_retries=0, reraise_as_library_errors=False)
+        if is_amqp(self._connection):
+            self._amqp = self._connection.connection
+            connected(self._amqp)
         channel = self._connection.channel()
         channel.auto_decode = False  # py-amqp would turn the payload into text
         declare(self._connection, channel, inbox)
-        self._socket: Any = channel.connection.sock if is_amqp(self._connection) else None
+        self._socket: Any = self._amqp.sock if self._amqp is not None else None
         if self._socket is not None:
             self._selector.register(self._socket, selectors.EVENT_READ)
         self._consumer = kombu.Consumer(
@@ -119,6 +122,8 @@ class Link:
         """Close the connection: the broker requeues what was not acknowledged. Does not raise."""
         alive, self.alive = self.alive, False
         self._selector.close()
+        if not alive and self._amqp is not None:
+            hang_up(self._amqp)
         with suppress(*self._errors):
             if alive:
                 self._connection.close()
@@ -164,9 +169,6 @@ class Link:
     def _broker(self) -> Iterator[None]:
         try:
             yield
-        except REFUSED as error:
-            self.alive = False
-            raise BrokerRefused(describe(error)) from error
         except self._errors as error:
             self.alive = False
-            raise BrokerUnavailable(describe(error)) from error
+            raise failure(error) from error

@@ -8,7 +8,7 @@ from contextlib import closing
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from outbox.broker.dial import dial
+from outbox.broker.dial import Dialler
 from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.inbox.flow import Flow
 from outbox.inbox.link import Link
@@ -67,7 +67,7 @@ class Runner:
                 f"inbox {inbox.consumer!r} has no handlers; register some, such as with @inbox.transactional"
             )
         self._inbox = inbox
-        self._connection = dial(broker_url)
+        self._dialler = Dialler(broker_url)
         self._threads = workers
         self._prefetch = prefetch or workers + _AHEAD
         self._grace_s = grace_s
@@ -133,7 +133,11 @@ class Runner:
 
     def _open(self, waker: Waker, flow: Flow) -> Link:
         self._vitals.progress.note("connecting to the broker")
-        link = Link(self._connection, self._inbox, prefetch=self._prefetch, waker=waker, on_delivery=flow.deliver)
+        try:
+            link = Link(self._dialler.connection(), self._inbox, prefetch=self._prefetch, waker=waker, on_delivery=flow.deliver)
+        except BrokerUnavailable:
+            self._dialler.failed()
+            raise
         if not self._was_connected:
             self._was_connected = True
             log.info("consuming", extra={"consumer": self._inbox.consumer, "queue": self._inbox.queue})

@@ -7,9 +7,9 @@ from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from outbox.broker.dial import HEARTBEAT_S, dial
-from outbox.broker.errors import CHANNEL_CLOSED, LOST, REFUSED, describe
-from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.broker.dial import HEARTBEAT_S, Dialler, connected, hang_up
+from outbox.broker.errors import CHANNEL_CLOSED, LOST, describe, failure
+from outbox.errors import BrokerUnavailable
 from outbox.publishers.declare import declare
 from outbox.publishers.inbound import handle
 
@@ -31,7 +31,7 @@ class BrokerConnection:
 
     def __init__(self, url: str, routes: Routes, *, on_blocked: Callable[[Any], None], on_unblocked: Callable[[], None]) -> None:
         self._routes = routes
-        self._kombu = dial(url, on_blocked=on_blocked, on_unblocked=on_unblocked)
+        self._dialler = Dialler(url, on_blocked=on_blocked, on_unblocked=on_unblocked)
         self._amqp: amqp.Connection | None = None
         self._beat_at = 0.0
 
@@ -44,15 +44,14 @@ class BrokerConnection:
         """Connect, declare, and return a new channel. Raises `BrokerRefused` or `BrokerUnavailable`."""
         self.drop()
         try:
-            self._amqp = self._kombu.transport.establish_connection()
+            self._amqp = self._dialler.connection().transport.establish_connection()
+            connected(self._amqp)
             channel = self._amqp.channel()
             declare(self._amqp, channel, self._routes, amqp=True)
-        except REFUSED as error:
-            self._give_up()
-            raise BrokerRefused(describe(error)) from error
         except LOST as error:
-            self._give_up()
-            raise BrokerUnavailable(describe(error)) from error
+            self.drop()
+            self._dialler.failed()
+            raise failure(error) from error
         return channel
 
     def declare(self, queue: kombu.Queue) -> None:
@@ -94,9 +93,4 @@ class BrokerConnection:
         """Close the socket of a connection that may be lost, or in the middle of a frame."""
         connection, self._amqp = self._amqp, None
         if connection is not None:
-            with suppress(*LOST):
-                connection.collect()
-
-    def _give_up(self) -> None:
-        self.drop()
-        self._kombu.maybe_switch_next()
+            hang_up(connection)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from kombu.transport import TRANSPORT_ALIASES
 
+from outbox import urls
 from outbox.errors import ConfigurationError
 from outbox.publishers.kombu import KombuPublisher
 from outbox.publishers.rabbitmq import CONFIRM_TIMEOUT_S, RabbitMQPublisher
@@ -27,9 +28,10 @@ def open_publisher(
     Raises `ConfigurationError` for a URL that cannot work, and for a transport that cannot tell whether a message
     has arrived, unless `allow_unconfirmed`.
     """
-    if url.startswith(SCHEME):
+    now = urls.current(url)
+    if now.startswith(SCHEME):
         return _rq_publisher(url, timeout_s=confirm_timeout_s)
-    name = transport_name(url)
+    name = transport_name(now)
     if name == "pyamqp":
         try:
             return RabbitMQPublisher(url, routes, confirm_timeout_s=confirm_timeout_s)

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Any
 from kombu.transport import virtual
 from sqlalchemy.exc import SQLAlchemyError
 
-from outbox.broker.dial import dial
-from outbox.errors import BrokerUnavailable, ConfigurationError
+from outbox import urls
+from outbox.broker.dial import Dialler
+from outbox.broker.errors import describe
+from outbox.broker.tls import refusal
+from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox.publishers.base import Published
 from outbox.publishers.brought import BroughtQueues
 from outbox.publishers.deadends import UNROUTABLE
@@ -39,18 +42,20 @@ class KombuPublisher:
 
     def __init__(self, url: str, routes: Routes) -> None:
         self.routes = routes
-        self._kombu = dial(url)
+        self._dialler = Dialler(url)
+        self._kombu = self._dialler.connection()
         self._channel: Any = None
         self._suspects = Suspects()
         self._queues = BroughtQueues()
         transport = self._kombu.transport
-        _require_exchanges(transport, url.partition(":")[0], routes)
+        _require_exchanges(transport, urls.current(url).partition(":")[0], routes)
         self._errors = (*transport.connection_errors, *transport.channel_errors, SQLAlchemyError, OSError)
 
     def connect(self) -> None:
         """Connect and declare the routes, if not connected."""
         if self._channel is not None:
             return
+        self._kombu = self._dialler.connection()
         try:
             self._kombu.connect()  # kombu opens no channel on a connection that was closed before
             channel = self._kombu.channel()
@@ -59,6 +64,7 @@ class KombuPublisher:
         except self._errors as error:
             self._suspects.away()
             self.close()
+            self._dialler.failed()
             raise self._unavailable(error) from error
         self._channel = channel
 
@@ -134,7 +140,9 @@ class KombuPublisher:
             self._kombu.close()
 
     def _unavailable(self, error: BaseException) -> BrokerUnavailable:
-        return BrokerUnavailable(f"broker: {str(error).strip().partition(chr(10))[0] or type(error).__name__}")
+        if (problem := refusal(error)) is not None:
+            return BrokerRefused(f"broker: {problem}")
+        return BrokerUnavailable(describe(error))
 
 
 def _require_exchanges(transport: Any, name: str, routes: Routes) -> None:

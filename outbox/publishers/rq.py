@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outbox.errors import BrokerRefused, BrokerUnavailable, MissingExtra
+from outbox.errors import BrokerUnavailable, ConfigurationError, MissingExtra
 from outbox.publishers.base import Published
 from outbox.publishers.flight import CONFIRMED, Flight
-from outbox.publishers.rq_redis import LOST, SAID_NO, ails, describe, dial
+from outbox.publishers.rq_redis import LOST, ails, describe, dial, failure
 from outbox.rqjob import HEADERS_IN_META, NotAJob, read
 from outbox.states import Outcome, Verdict
 
@@ -42,6 +42,8 @@ class RqPublisher:
     blocked = False
 
     def __init__(self, url: str, *, timeout_s: float) -> None:
+        self._url = url
+        self._timeout_s = timeout_s
         self._redis, self._serializer = dial(url, timeout_s=timeout_s)
         self._queues: dict[str, rq.Queue] = {}
         self._connected = False
@@ -51,13 +53,13 @@ class RqPublisher:
         if self._connected:
             return
         try:
+            self._redis, self._serializer = dial(self._url, timeout_s=self._timeout_s)  # what of the URL is in files may be new
             self._redis.ping()
-        except SAID_NO as error:
-            self.close()
-            raise BrokerRefused(describe(error)) from error
+        except ConfigurationError as error:
+            raise BrokerUnavailable(f"broker: {error}") from error
         except LOST as error:
             self.close()
-            raise BrokerUnavailable(describe(error)) from error
+            raise failure(error) from error
         self._connected = True
 
     def publish(self, rows: Sequence[Outgoing], control: Control) -> Published:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from outbox.errors import ConfigurationError, MissingExtra
+from outbox import urls
+from outbox.broker import tls
+from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, MissingExtra
 from outbox.rqjob import SCHEME
 
 try:
@@ -29,7 +31,8 @@ _AILING_WORDS = re.compile(r"\b(OOM|MISCONF|READONLY|NOREPLICAS|MASTERDOWN|CLUST
 
 def dial(url: str, *, timeout_s: float) -> tuple[redis.Redis, str]:
     """Prepare a client, without connecting, and return it with the name of RQ's serializer. Raises `ConfigurationError`."""
-    address, serializer = parts(url)
+    rest, options = tls.taken_from(urls.current(url))
+    address, serializer = parts(rest)
     try:
         # Whether to try again is for the relay to say.
         client = redis.Redis.from_url(
@@ -37,6 +40,7 @@ def dial(url: str, *, timeout_s: float) -> tuple[redis.Redis, str]:
             socket_connect_timeout=_CONNECT_TIMEOUT_S,
             socket_timeout=timeout_s,
             retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0),
+            **(tls.for_redis(options) if address.startswith("rediss://") else {}),
         )
     except ValueError as error:  # its text may hold a part of the password
         raise ConfigurationError(_NOT_A_URL) from error
@@ -63,6 +67,13 @@ def ails(error: redis.ResponseError) -> bool:
     return isinstance(error, _AILING) or _AILING_WORDS.search(str(error)) is not None
 
 
+def failure(error: BaseException) -> BrokerUnavailable:
+    """Return our error for one of `LOST`: refused, where trying again cannot help, else unavailable."""
+    if (problem := tls.refusal(error)) is not None:
+        return BrokerRefused(f"broker: {problem}")
+    return (BrokerRefused if isinstance(error, SAID_NO) else BrokerUnavailable)(describe(error))
+
+
 def describe(error: BaseException) -> str:
     """Return one line that says what Redis said."""
-    return f"broker: {str(error).strip().partition(chr(10))[0] or type(error).__name__}"
+    return f"broker: {tls.ended(error) or str(error).strip().partition(chr(10))[0] or type(error).__name__}"

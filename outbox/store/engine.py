@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
+from outbox import urls
 from outbox.errors import ConfigurationError, DatabaseUnavailable
 
 SUPPORTED = ("postgresql", "sqlite")
@@ -28,12 +29,13 @@ _POSTGRESQL = {
 def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: int = 2) -> sa.Engine:
     """Return an engine for `url`, with READ COMMITTED and short connect timeouts. Does not connect.
 
-    A PostgreSQL URL without a driver gets psycopg 3. Raises `ConfigurationError` for a URL that cannot work.
+    A PostgreSQL URL without a driver gets psycopg 3. What of it is in a file (see `outbox.urls`) is read again for each new
+    connection. Raises `ConfigurationError` for a URL that cannot work.
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
         return _sqlite(parsed)
-    return sa.create_engine(
+    engine = sa.create_engine(
         parsed,
         isolation_level="READ COMMITTED",
         pool_size=pool_size,
@@ -42,6 +44,20 @@ def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: 
         json_deserializer=_loads,
         connect_args=_patience(parsed, application_name),
     )
+    if urls.is_in_a_file(url):
+        _read_again(engine, url, application_name)
+    return engine
+
+
+def _read_again(engine: sa.Engine, url: str, application_name: str) -> None:
+    @event.listens_for(engine, "do_connect")
+    def read(dialect: Any, _record: Any, arguments: list[Any], named: dict[str, Any]) -> None:
+        try:
+            arguments[:], found = driver_arguments(url, application_name=application_name)
+        except ConfigurationError as error:  # now it is an outage: the file may be back in a moment
+            raise dialect.loaded_dbapi.OperationalError(str(error)) from error
+        named.clear()
+        named.update(found)
 
 
 def driver_arguments(url: str, *, application_name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -75,8 +91,9 @@ def _loads(text: bytes | str) -> Any:
 
 
 def _parse(url: str) -> sa.URL:
+    text = urls.current(url)
     try:
-        parsed = sa.make_url(url)
+        parsed = sa.make_url(text)
     except (ArgumentError, ValueError) as error:  # their text may hold a part of the password
         message = "the database URL cannot be read; expected postgresql+psycopg://user:password@host:5432/name"
         raise ConfigurationError(message) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psycopg
 
+from outbox.errors import ConfigurationError
 from outbox.store.engine import driver_arguments
 from outbox.wakeaddress import CHANNEL
 
@@ -21,19 +22,23 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where to listen. Raises `ConfigurationError` for a URL that cannot work."""
+    """Where to listen."""
 
-    arguments: tuple[Any, ...]
-    named: dict[str, Any] = field(repr=False)
+    url: str = field(repr=False)
 
     @classmethod
     def at(cls, url: str) -> Self:
-        """Return the server that a SQLAlchemy URL names. Does not connect."""
-        return cls(*driver_arguments(url, application_name=_APPLICATION))
+        """Return the server that a SQLAlchemy URL names. Does not connect. Raises `ConfigurationError` if it cannot work."""
+        driver_arguments(url, application_name=_APPLICATION)
+        return cls(url)
 
     def connect(self) -> psycopg.Connection[Any]:
         """Connect; each statement is to be a transaction of its own. Raises `psycopg.Error`."""
-        connection: psycopg.Connection[Any] = psycopg.connect(*self.arguments, **self.named, autocommit=True)
+        try:
+            arguments, named = driver_arguments(self.url, application_name=_APPLICATION)
+        except ConfigurationError as error:  # what of it is in a file could be read at the start
+            raise psycopg.OperationalError(str(error)) from error
+        connection: psycopg.Connection[Any] = psycopg.connect(*arguments, **named, autocommit=True)
         return connection
 
 

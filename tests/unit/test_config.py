@@ -105,7 +105,7 @@ def test_unconfirmed_is_allowed_only_when_said_so(write, settings_of, environmen
 def test_an_unknown_option_is_refused_with_those_that_are_known(write):
     error = refusal("--config", write(URLS + "leese = 3\nbatchsize = 4\n"))
 
-    assert "unknown option batchsize, leese; known are: database_url, broker_url" in error
+    assert "unknown option batchsize, leese; known are: database_url, database_url_file, broker_url" in error
 
 
 def test_an_option_is_named_as_in_the_file_and_not_as_on_the_command_line(write):
