@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass
+
+from outbox.errors import ConfigurationError
 
 _MOST_DOUBLINGS = 64
 
@@ -13,12 +16,21 @@ class Backoff:
     """Delays that double from `first_s` up to `ceiling_s` seconds.
 
     Full jitter draws each delay evenly from zero to that bound, so that many waiting processes do not
-    come back together; `floor` keeps the given share of it as a minimum (0.5 waits at least half).
+    come back together; `floor` keeps the given share of it as a minimum (0.5 waits at least half). Raises `ConfigurationError` for what cannot work.
     """
 
     first_s: float = 1.0
     ceiling_s: float = 300.0
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.ceiling_s < math.inf:
+            raise ConfigurationError(
+                "the first delay of retries (retry-first, first_s) must not be longer than the longest one (retry-ceiling, "
+                f"ceiling_s), and neither less than zero: {self.first_s:g} s > {self.ceiling_s:g} s"
+            )
+        if not 0 <= self.floor <= 1:
+            raise ConfigurationError(f"the floor of a delay is a share of it, from 0 to 1, not {self.floor:g}")
 
     def bound_s(self, failures: int) -> float:
         """Return the longest delay, in seconds, after so many failures in a row (1 is the first)."""

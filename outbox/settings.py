@@ -14,6 +14,9 @@ from outbox.routes import Routes
 from outbox.spans import redelivery_span
 from outbox.wakeaddress import Postgres, parse
 
+MOST_AT_ONCE = 10_000
+"""The largest batch: all of it is in memory, and settled in one transaction."""
+
 _SETTLE_MARGIN_S = 5.0
 _LONGEST_RETENTION_S = 100 * 365.25 * 86_400  # a time before which no database could count back
 
@@ -24,7 +27,8 @@ class RelaySettings:
 
     `lease_s`: how long a relay may hold a partition without hearing from the broker. `confirm_timeout_s`: how long the
     broker may be silent with messages in flight before the connection counts as lost; must be shorter than the lease.
-    `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: messages claimed at once.
+    `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: messages claimed at
+    once, at most 10,000.
     `grace_s`: after SIGTERM, how long to wait for confirms and for the database. `policies`: for messages that fail by
     their own fault. `retention_s`: how long to keep messages that were sent; `None` deletes them at once.
 
@@ -67,10 +71,12 @@ class RelaySettings:
             raise ConfigurationError(message)
         if self.lease_s < self.confirm_timeout_s + _SETTLE_MARGIN_S:
             message = (
-                f"lease ({self.lease_s:g} s) must be at least {_SETTLE_MARGIN_S:g} s longer than confirm-timeout "
-                f"({self.confirm_timeout_s:g} s), or another relay publishes what this one is still waiting for"
+                f"lease must be at least {_SETTLE_MARGIN_S:g} s longer than confirm-timeout, or another relay publishes what this "
+                f"one is still waiting for: {self.lease_s:g} s < {self.confirm_timeout_s:g} s + {_SETTLE_MARGIN_S:g} s"
             )
             raise ConfigurationError(message)
+        if self.batch_size != int(self.batch_size) or self.batch_size > MOST_AT_ONCE:
+            raise ConfigurationError(f"batch-size must be a whole number from 1 to {MOST_AT_ONCE}, not {self.batch_size:g}")
         self._check_wake()
         self._check_retention()
 
@@ -84,7 +90,7 @@ class RelaySettings:
             if value is not None and not 0 < value <= _LONGEST_RETENTION_S:
                 message = f"{name} must be more than zero and at most 100 years, not {value:g} s; leave it out to have none"
                 raise ConfigurationError(message)
-        span = redelivery_span(self.policies, lease_s=self.lease_s)
+        span = redelivery_span(self.policies, lease_s=self.lease_s, poll_interval_s=self.poll_interval_s)
         if self.inbox_retention_s is not None and self.inbox_retention_s <= span.total_s:
             message = (
                 f"inbox-retention ({self.inbox_retention_s:g} s) must be longer than the time over which this relay may publish a "

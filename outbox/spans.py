@@ -20,26 +20,31 @@ class Span:
 
     retries_s: float
     lease_s: float
+    polls_s: float
     topics: str | None
 
     @property
     def total_s(self) -> float:
         """The whole of it."""
-        return self.retries_s + self.lease_s
+        return self.retries_s + self.lease_s + self.polls_s
 
     def __str__(self) -> str:
         whose = "by default" if self.topics is None else f"for topics {self.topics}"
-        return f"{self.total_s:g} s, of which {self.retries_s:g} s are for retries ({whose}) and {self.lease_s:g} s for the lease"
+        return (
+            f"{self.total_s:g} s, of which {self.retries_s:g} s are for retries ({whose}), {self.lease_s:g} s for the lease and "
+            f"{self.polls_s:g} s for the polls in between"
+        )
 
 
-def redelivery_span(policies: Policies, *, lease_s: float) -> Span:
+def redelivery_span(policies: Policies, *, lease_s: float, poll_interval_s: float) -> Span:
     """Return the longest span of all policies.
 
     It begins with a publish whose confirm was lost, ends with the publish after the last delay, and has the lease of a relay
-    that was killed in it.
+    that was killed in it. The end of the lease, and that of each delay, is noticed up to a poll interval late.
     """
     every: list[tuple[str | None, RetryPolicy]] = [(None, policies.default), *policies.by_topic]
-    return max((Span(retries_s(policy), lease_s, topics) for topics, policy in every), key=lambda span: span.total_s)
+    spans = (Span(retries_s(policy), lease_s, policy.max_attempts * poll_interval_s, topics) for topics, policy in every)
+    return max(spans, key=lambda span: span.total_s)
 
 
 def retries_s(policy: RetryPolicy) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -47,15 +48,17 @@ class Rules:
     lease_s: float = 60.0
 
     def __post_init__(self) -> None:
-        soft_s = self.time_limit_s if self.soft_limit_s is None else self.soft_limit_s
-        if not 0 < soft_s <= self.time_limit_s:
+        for name in ("time_limit_s", "soft_limit_s", "lease_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigurationError(f"{name} must be a number of seconds, more than zero, not {seconds}")
+        if self.soft_limit_s is not None and self.soft_limit_s > self.time_limit_s:
             raise ConfigurationError(
-                "time_limit_s must be more than zero, and soft_limit_s, where given, more than zero and no longer than that"
+                "soft_limit_s must not be longer than time_limit_s, after which the handler is given up: "
+                f"{self.soft_limit_s:g} s > {self.time_limit_s:g} s"
             )
         if self.retry.on_dead not in (OnDead.BLOCK, OnDead.SKIP):
             raise ConfigurationError(f"on_dead is {self.retry.on_dead!r}; a consumer knows 'block' and 'skip'")
-        if self.lease_s <= 0:
-            raise ConfigurationError("lease_s must be more than zero")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

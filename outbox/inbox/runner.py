@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from contextlib import closing
 from time import monotonic
@@ -13,6 +14,7 @@ from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, 
 from outbox.inbox.flow import Flow
 from outbox.inbox.link import Link
 from outbox.inbox.processing import processing
+from outbox.inbox.room import require_room
 from outbox.outage import Outage
 from outbox.vitals import Vitals
 from outbox.waker import Waker
@@ -60,12 +62,19 @@ class Runner:
         grace_s: float = 25.0,
         vitals: Vitals | None = None,
     ) -> None:
-        if workers < 1 or (prefetch is not None and prefetch < workers):
-            raise ConfigurationError("workers must be at least 1, and prefetch at least as many as workers")
+        if workers < 1:
+            raise ConfigurationError(f"workers must be at least 1, not {workers}")
+        if prefetch is not None and prefetch < workers:
+            raise ConfigurationError(
+                f"prefetch must be at least as many as workers, or some never have anything to do: {prefetch} < {workers}"
+            )
+        if not 0 <= grace_s < math.inf:
+            raise ConfigurationError(f"grace must be a number of zero or more, not {grace_s}")
         if not inbox.patterns:
             raise ConfigurationError(
                 f"inbox {inbox.consumer!r} has no handlers; register some, such as with @inbox.transactional"
             )
+        require_room(inbox, workers=workers)
         self._inbox = inbox
         self._dialler = Dialler(broker_url)
         self._threads = workers

@@ -88,7 +88,16 @@ def test_what_a_consumer_cannot_do_with_a_dead_key_is_refused() -> None:
         Rules(retry=RetryPolicy(on_dead=OnDead.PARK))
 
 
-@pytest.mark.parametrize("limits", [{"time_limit_s": 0.0}, {"soft_limit_s": 0.0}, {"soft_limit_s": 9.0, "time_limit_s": 8.0}])
-def test_limits_that_cannot_work_are_refused(limits: dict[str, float]) -> None:
-    with pytest.raises(ConfigurationError, match="time_limit_s"):
+@pytest.mark.parametrize(
+    ("limits", "problem"),
+    [
+        ({"time_limit_s": 0.0}, "time_limit_s must be .* more than zero, not 0"),
+        ({"time_limit_s": float("inf")}, "time_limit_s must be .* not inf"),
+        ({"soft_limit_s": 0.0}, "soft_limit_s must be .* more than zero, not 0"),
+        ({"lease_s": -1.0}, "lease_s must be .* more than zero, not -1"),
+        ({"soft_limit_s": 9.0, "time_limit_s": 8.0}, "soft_limit_s must not be longer than time_limit_s, .*: 9 s > 8 s"),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(limits: dict[str, float], problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=problem):
         Rules(**limits)

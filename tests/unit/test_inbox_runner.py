@@ -5,10 +5,12 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import kombu
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import outbox
@@ -91,9 +93,47 @@ def test_settings_that_cannot_work_are_refused(inbox: Inbox) -> None:
     with pytest.raises(ConfigurationError, match="no handlers"):
         Runner(inbox, "memory://")
     inbox.transactional("#")(record)
-    for options in ({"workers": 0}, {"workers": 4, "prefetch": 3}):
-        with pytest.raises(ConfigurationError):
+    for options, problem in (
+        ({"workers": 0}, "workers must be at least 1, not 0"),
+        ({"workers": 4, "prefetch": 3}, "prefetch must be at least as many as workers, .*: 3 < 4"),
+        ({"grace_s": -1}, "grace must be a number of zero or more, not -1"),
+    ):
+        with pytest.raises(ConfigurationError, match=problem):
             Runner(inbox, "memory://", **options)
+
+
+@pytest.mark.parametrize(
+    ("pool", "room"),
+    [
+        ({}, 15),
+        ({"pool_size": 3, "max_overflow": 0}, 3),
+        ({"pool_size": 0}, None),
+        ({"pool_size": 3, "max_overflow": -1}, None),
+        ({"poolclass": sa.NullPool}, None),
+    ],
+)
+@pytest.mark.parametrize("kind", ["plain", "async"])
+def test_more_workers_than_the_pool_has_connections_for_are_refused_with_the_sum(
+    pool: dict[str, Any], room: int | None, kind: str
+) -> None:
+    url = "postgresql+psycopg://app@127.0.0.1:1/shop"
+    inbox = Inbox("shipping", sessions=sessionmaker(sa.create_engine(url, **pool)))
+    if kind == "async":
+        inbox = Inbox("shipping", sessions=async_sessionmaker(create_async_engine(url, **pool)))
+        inbox.transactional("#")(record_async)
+    else:
+        inbox.transactional("#")(record)
+    if room is None:
+        Runner(inbox, "memory://", workers=1000)
+        return
+    Runner(inbox, "memory://", workers=room - 2)
+    problem = rf"{room - 1} workers need {room - 1} \+ 2 = {room + 1} connections at once, and the pool .* has room for {room}: "
+    with pytest.raises(ConfigurationError, match=f"{problem}give it .*pool_size={room + 1}"):
+        Runner(inbox, "memory://", workers=room - 1)
+
+
+async def record_async(session: AsyncSession, message: Message) -> None:
+    pass
 
 
 @pytest.mark.parametrize("url", ["nonsense://host", "amqp://host:port"])

@@ -474,7 +474,7 @@ def test_a_time_that_is_too_short_ends_the_command_with_the_sum():
 
     assert result.exit_code == 2
     assert "inbox-retention (600 s) must be longer" in result.stderr
-    assert "3541 s, of which 3511 s are for retries" in result.stderr
+    assert "3551 s, of which 3511 s are for retries" in result.stderr
 
 
 def test_the_relay_takes_both_times_from_its_settings(tmp_path):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from outbox.backoff import Backoff
 from outbox.errors import ConfigurationError
 from outbox.settings import RelaySettings
 
@@ -34,7 +35,7 @@ def test_a_grace_may_be_nothing_at_all():
 
 
 def test_a_lease_that_ends_while_confirms_may_still_come_is_refused():
-    with pytest.raises(ConfigurationError, match=r"lease \(20 s\) must be at least 5 s longer than confirm-timeout \(15.5 s\)"):
+    with pytest.raises(ConfigurationError, match=r"lease must be at least 5 s longer than .*: 20 s < 15.5 s \+ 5 s"):
         RelaySettings(**URLS, lease_s=20, confirm_timeout_s=15.5)
 
     assert RelaySettings(**URLS, lease_s=20, confirm_timeout_s=15).lease_s == 20
@@ -42,3 +43,22 @@ def test_a_lease_that_ends_while_confirms_may_still_come_is_refused():
 
 def test_every_process_start_has_an_owner_of_its_own():
     assert RelaySettings(**URLS).owner != RelaySettings(**URLS).owner
+
+
+@pytest.mark.parametrize("batch_size", [10_001, 1.5])
+def test_a_batch_is_a_whole_number_of_messages_that_memory_can_hold(batch_size):
+    with pytest.raises(ConfigurationError, match="batch-size must be a whole number from 1 to 10000, not "):
+        RelaySettings(**URLS, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("delays", [(10, 5), (-1, 5), (1, math.inf), (math.nan, 5), (5, math.nan)])
+def test_retries_whose_first_delay_is_longer_than_the_longest_are_refused_with_both(delays):
+    first_s, ceiling_s = delays
+    with pytest.raises(ConfigurationError, match=r"retry-first.* must not be longer than .*retry-ceiling.*: -?\w+ s > \w+ s"):
+        Backoff(first_s=first_s, ceiling_s=ceiling_s)
+
+
+def test_the_polls_between_retries_count_for_how_long_an_inbox_must_remember():
+    with pytest.raises(ConfigurationError, match=r"3511 s are for retries .*, 30 s for the lease and 600 s for the polls"):
+        RelaySettings(**URLS, poll_interval_s=30, inbox_retention_s=4000)
+    assert RelaySettings(**URLS, poll_interval_s=30, inbox_retention_s=4142).inbox_retention_s == 4142
