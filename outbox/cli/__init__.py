@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from outbox.cli.config_show import config_group
 from outbox.cli.dead import dead
 from outbox.cli.demo import demo
 from outbox.cli.exit import Group
@@ -20,5 +21,5 @@ def main() -> None:
     """Publishes what applications have committed to their outbox."""
 
 
-for command in (run, status, messages, dead, pause, resume, schema, demo):
+for command in (run, config_group, status, messages, dead, pause, resume, schema, demo):
     main.add_command(command)

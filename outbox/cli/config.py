@@ -16,26 +16,31 @@ from outbox.routes import Route, Routes
 from outbox.states import OnDead, RetryPolicy
 from outbox.topics import is_pattern
 
+FILE = "outbox.config"
+"""Where a command's context has the file that it was given."""
+
 _TABLES = ("routes", "policies")
 _POLICY = ("topics", "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the settings in a file. Raises `ConfigurationError` for what it cannot read or does not know."""
+    """Return the settings in a file. Raises `ConfigurationError` for what it cannot read."""
     try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         message = f"{path}: {error.strerror}"
         raise ConfigurationError(message) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         message = f"{path}: not valid TOML: {error}"
         raise ConfigurationError(message) from error
+
+
+def _refuse_unknown(path: Path, settings: dict[str, Any]) -> None:
     known = _known()
     unknown = sorted(set(settings) - set(known))
     if unknown:
         message = f"{path}: unknown option {', '.join(unknown)}; known are: {', '.join(known)}"
         raise ConfigurationError(message)
-    return settings
 
 
 def _known() -> tuple[str, ...]:
@@ -72,14 +77,18 @@ def _policy(table: dict[str, Any], default: RetryPolicy) -> tuple[str, RetryPoli
         problem = f"unknown {', '.join(unknown)}" if unknown else f"topics is {topics!r}; write a topic pattern"
         message = f"policies: {problem}; known are: {', '.join(_POLICY)}"
         raise ConfigurationError(message)
-    first = _value(table, "retry_first", DURATION, default.backoff.first_s)
-    ceiling = _value(table, "retry_ceiling", DURATION, default.backoff.ceiling_s)
-    return topics, RetryPolicy(
-        max_attempts=_value(table, "max_attempts", WholeNumber(1), default.max_attempts),
-        backoff=Backoff(first_s=first, ceiling_s=ceiling),
-        max_age_s=_value(table, "max_age", DURATION, default.max_age_s),
-        on_dead=OnDead(_value(table, "on_dead", click.Choice([each.value for each in OnDead]), default.on_dead)),
-    )
+    try:
+        return topics, RetryPolicy(
+            max_attempts=_value(table, "max_attempts", WholeNumber(1), default.max_attempts),
+            backoff=Backoff(
+                first_s=_value(table, "retry_first", DURATION, default.backoff.first_s),
+                ceiling_s=_value(table, "retry_ceiling", DURATION, default.backoff.ceiling_s),
+            ),
+            max_age_s=_value(table, "max_age", DURATION, default.max_age_s),
+            on_dead=OnDead(_value(table, "on_dead", click.Choice([each.value for each in OnDead]), default.on_dead)),
+        )
+    except ConfigurationError as error:
+        raise ConfigurationError(f"policies: topics = {topics!r}: {error}") from error
 
 
 def _value(policy: dict[str, Any], name: str, kind: click.ParamType[Any], default: Any) -> Any:
@@ -88,8 +97,7 @@ def _value(policy: dict[str, Any], name: str, kind: click.ParamType[Any], defaul
     try:
         return kind(policy[name])
     except click.BadParameter as error:
-        message = f"policies: topics = {policy['topics']!r}: {name}: {error.message}"
-        raise ConfigurationError(message) from error
+        raise ConfigurationError(f"{name}: {error.message}") from error
 
 
 def _tables(name: str, one: str, listed: Any) -> list[dict[str, Any]]:
@@ -102,12 +110,18 @@ def _tables(name: str, one: str, listed: Any) -> list[dict[str, Any]]:
 def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
         settings = read(path)
-        for name in _TABLES:
-            ctx.meta[f"outbox.{name}"] = settings.pop(name, [])
+        ctx.meta[FILE] = path
+        ctx.meta.update({f"outbox.{name}": settings[name] for name in _TABLES if name in settings})
+        ctx.default_map = {name: value for name, value in settings.items() if name not in _TABLES}
+        _refuse_unknown(path, settings)
         routes_of(ctx)
         policies_of(ctx, RetryPolicy())  # what is wrong with them is said now, by every command
-        ctx.default_map = settings
     return path
+
+
+def written(ctx: click.Context) -> dict[str, Any]:
+    """Return the tables of the file as they were written, whether they can work or not."""
+    return {name: ctx.meta[f"outbox.{name}"] for name in _TABLES if f"outbox.{name}" in ctx.meta}
 
 
 def routes_of(ctx: click.Context) -> Routes:

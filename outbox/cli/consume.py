@@ -6,9 +6,10 @@ import click
 
 from outbox.cli.consume_dead import dead
 from outbox.cli.consume_handlers import handlers
-from outbox.cli.consume_run import run
+from outbox.cli.consume_run import run, runner_of
 from outbox.cli.consume_status import status
 from outbox.cli.exit import Group
+from outbox.cli.showing import show_command
 
 _OF_THE_GROUP = ("-h", "--help", "--version")
 
@@ -53,7 +54,15 @@ def main() -> None:
     """
 
 
-for command in (run, status, dead, handlers):
+_CONFIG = """Print every option of `run`, and where its value came from.
+
+Passwords are hidden. Connects to nothing. With a configuration that cannot work it prints the values all the same, says what `run`
+would say, and ends with exit code 2.
+
+Example: outbox-consume config shop.shipping:inbox
+"""
+
+for command in (run, status, dead, handlers, show_command(run, "config", _CONFIG, check=runner_of)):
     main.add_command(command)
 
 if __name__ == "__main__":

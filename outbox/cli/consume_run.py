@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from outbox.broker import tls
@@ -26,19 +28,8 @@ from outbox.vitals import Vitals
 @options.setting("--grace", "After SIGTERM, how long running handlers may take.", type=DURATION, default="25s")
 @options.health
 @options.log_level
-def run(
-    *,
-    path: str,
-    broker_url: str,
-    broker_ca: str | None,
-    broker_cert: str | None,
-    broker_key: str | None,
-    workers: int,
-    prefetch: int | None,
-    grace: float,
-    health: tuple[str, int] | None,
-    log_level: str,
-) -> None:
+@click.pass_context
+def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, **_settings: Any) -> None:
     """Handle the messages of MODULE:INBOX. The word `run` may be left out.
 
     SIGTERM or Ctrl-C stops in two phases: it takes nothing new, and finishes what it is handling. A second signal stops at
@@ -53,7 +44,14 @@ def run(
     """
     logs.setup(log_level)
     stop, vitals = stop_on_signals(), Vitals(limit_s=HANGS_S)
-    url = tls.with_files(broker_url, ca=broker_ca, cert=broker_cert, key=broker_key)
-    runner = Runner(inbox.find_inbox(path), url, workers=workers, prefetch=prefetch, grace_s=grace, vitals=vitals)
+    runner = runner_of(ctx, vitals)
     with answering(health, vitals, check=runner.check), notifying(vitals, stop):
         runner.run(stop)
+
+
+def runner_of(ctx: click.Context, vitals: Vitals | None = None) -> Runner:
+    """Return the consumer that the options make, not yet connected. Raises `ConfigurationError` if they cannot work."""
+    given = ctx.params
+    url = tls.with_files(given["broker_url"], ca=given["broker_ca"], cert=given["broker_cert"], key=given["broker_key"])
+    found, workers, prefetch = inbox.find_inbox(given["path"]), given["workers"], given["prefetch"]
+    return Runner(found, url, workers=workers, prefetch=prefetch, grace_s=given["grace"], vitals=vitals)

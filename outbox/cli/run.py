@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from outbox.backoff import Backoff
-from outbox.broker import tls
 from outbox.cli import config, logs, options
 from outbox.cli.exit import Command
+from outbox.cli.settings import settings_of
 from outbox.cli.types import DURATION, WholeNumber
 from outbox.http.health import answering
 from outbox.lifecycle import stop_on_signals
 from outbox.relay.readiness import database_check
 from outbox.relay.service import run_relay
-from outbox.settings import RelaySettings
-from outbox.states import OnDead, RetryPolicy
+from outbox.settings import MOST_AT_ONCE
+from outbox.states import OnDead
 from outbox.systemd import notifying
 from outbox.vitals import Vitals
 
@@ -43,7 +44,7 @@ from outbox.vitals import Vitals
     "For --wake postgres: a direct URL to listen on, where --database-url leads through a transaction pooler (PgBouncer).",
     required=False,
 )
-@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, 10_000))
+@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, MOST_AT_ONCE))
 @options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
 @options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=WholeNumber(1))
 @options.setting(
@@ -71,33 +72,7 @@ from outbox.vitals import Vitals
 @options.health
 @options.log_level
 @click.pass_context
-def run(
-    ctx: click.Context,
-    *,
-    database_url: str,
-    broker_url: str,
-    broker_ca: str | None,
-    broker_cert: str | None,
-    broker_key: str | None,
-    schema: str | None,
-    lease: float,
-    confirm_timeout: float,
-    poll_interval: float,
-    wake: str | None,
-    wake_database_url: str | None,
-    batch_size: int,
-    grace: float,
-    max_attempts: int,
-    retry_first: float,
-    retry_ceiling: float,
-    max_age: float | None,
-    on_dead: str,
-    retention: float | None,
-    inbox_retention: float | None,
-    allow_unconfirmed: bool,
-    health: tuple[str, int] | None,
-    log_level: str,
-) -> None:
+def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, **_settings: Any) -> None:
     """Publish what was committed, until stopped.
 
     SIGTERM or Ctrl-C stops in two phases: what is in flight is finished, then the leases are given back. A second
@@ -106,29 +81,7 @@ def run(
 
     Example: outbox-relay run --database-url postgresql://app@db/shop --broker-url amqp://guest:guest@mq//
     """
-    policy = RetryPolicy(
-        max_attempts=max_attempts,
-        backoff=Backoff(first_s=retry_first, ceiling_s=retry_ceiling),
-        max_age_s=max_age,
-        on_dead=OnDead(on_dead),
-    )
-    settings = RelaySettings(
-        database_url=database_url,
-        broker_url=tls.with_files(broker_url, ca=broker_ca, cert=broker_cert, key=broker_key),
-        schema=schema,
-        routes=config.routes_of(ctx),
-        lease_s=lease,
-        confirm_timeout_s=confirm_timeout,
-        poll_interval_s=poll_interval,
-        wake=wake,
-        wake_database_url=wake_database_url,
-        batch_size=batch_size,
-        grace_s=grace,
-        policies=config.policies_of(ctx, policy),
-        retention_s=retention,
-        inbox_retention_s=inbox_retention,
-        allow_unconfirmed=allow_unconfirmed,
-    )
+    settings = settings_of(ctx)
     logs.setup(log_level)
     stop, vitals = stop_on_signals(), Vitals(limit_s=settings.lease_s)
     with database_check(settings) as check, answering(health, vitals, check=check), notifying(vitals, stop):

@@ -17,7 +17,7 @@ from outbox.relay.presence import Presence
 from outbox.relay.registry import Registry
 from outbox.relay.stopping import Stopping
 from outbox.relay.transactions import Transactions
-from outbox.relay.wakeups import waking
+from outbox.relay.wakeups import source_of, waking
 from outbox.store.engine import open_engine, unavailable
 from outbox.tables import Tables
 
@@ -41,18 +41,29 @@ def run_relay(settings: RelaySettings, stop: threading.Event, *, vitals: Vitals 
     sidecar this is can start without it.
     """
     tables = Tables(schema=settings.schema)
-    publisher = open_publisher(
-        settings.broker_url,
-        settings.routes,
-        allow_unconfirmed=settings.allow_unconfirmed,
-        confirm_timeout_s=settings.confirm_timeout_s,
-    )
+    publisher = _publisher(settings)
     engine = open_engine(settings.database_url)
     try:
         _check_tables(engine, tables)
         _run(engine, tables, publisher, settings, stop, vitals=vitals)
     finally:
         engine.dispose()
+
+
+def check(settings: RelaySettings) -> None:
+    """Raise the `ConfigurationError` that keeps a relay with these settings from starting, without connecting to anything."""
+    open_engine(settings.database_url).dispose()
+    _publisher(settings).close()
+    source_of(settings)
+
+
+def _publisher(settings: RelaySettings) -> Publisher:
+    return open_publisher(
+        settings.broker_url,
+        settings.routes,
+        allow_unconfirmed=settings.allow_unconfirmed,
+        confirm_timeout_s=settings.confirm_timeout_s,
+    )
 
 
 def _check_tables(engine: sa.Engine, tables: Tables) -> None:

@@ -39,16 +39,23 @@ def gap_s(fruitless: int) -> float:
     return min(_LONGEST_GAP_S, _FIRST_GAP_S * 2.0 ** min(fruitless, 10))
 
 
+def source_of(settings: RelaySettings) -> Listening | Datagrams | None:
+    """Return what a relay is to hear wake-ups from, before it is opened. Raises `ConfigurationError`."""
+    if settings.wake is None:
+        return None
+    address = parse(settings.wake)
+    if isinstance(address, Postgres):
+        return Listening(settings.wake_database_url or settings.database_url)
+    return Datagrams(address)
+
+
 @contextmanager
 def waking(settings: RelaySettings, stop: threading.Event) -> Iterator[WakeUps | None]:
     """Give the wake-ups that a relay is to hear, if any. Raises `ConfigurationError` when it cannot have its address."""
-    address = parse(settings.wake) if settings.wake else None
-    if address is None:
+    source = source_of(settings)
+    if source is None:
         yield None
         return
-    source = (
-        Listening(settings.wake_database_url or settings.database_url) if isinstance(address, Postgres) else Datagrams(address)
-    )
     with source, WakeUps(source, stop) as wake_ups:
         yield wake_ups
 

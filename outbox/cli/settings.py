@@ -1,0 +1,42 @@
+"""The relay's settings out of what its command was given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outbox.backoff import Backoff
+from outbox.broker import tls
+from outbox.cli import config
+from outbox.settings import RelaySettings
+from outbox.states import OnDead, RetryPolicy
+
+if TYPE_CHECKING:
+    import click
+
+
+def settings_of(ctx: click.Context) -> RelaySettings:
+    """Return the settings that the options of `outbox-relay run` make. Raises `ConfigurationError` if they cannot work."""
+    given = ctx.params
+    policy = RetryPolicy(
+        max_attempts=given["max_attempts"],
+        backoff=Backoff(first_s=given["retry_first"], ceiling_s=given["retry_ceiling"]),
+        max_age_s=given["max_age"],
+        on_dead=OnDead(given["on_dead"]),
+    )
+    return RelaySettings(
+        database_url=given["database_url"],
+        broker_url=tls.with_files(given["broker_url"], ca=given["broker_ca"], cert=given["broker_cert"], key=given["broker_key"]),
+        schema=given["schema"],
+        routes=config.routes_of(ctx),
+        lease_s=given["lease"],
+        confirm_timeout_s=given["confirm_timeout"],
+        poll_interval_s=given["poll_interval"],
+        wake=given["wake"],
+        wake_database_url=given["wake_database_url"],
+        batch_size=given["batch_size"],
+        grace_s=given["grace"],
+        policies=config.policies_of(ctx, policy),
+        retention_s=given["retention"],
+        inbox_retention_s=given["inbox_retention"],
+        allow_unconfirmed=given["allow_unconfirmed"],
+    )
