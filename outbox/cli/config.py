@@ -24,7 +24,13 @@ _POLICY = ("topics", "max_attempts", "retry_first", "retry_ceiling", "max_age", 
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the settings in a file. Raises `ConfigurationError` for what it cannot read."""
+    """Return the settings in a file. Raises `ConfigurationError` for what it cannot read or does not know."""
+    settings = _parse(path)
+    _refuse_unknown(path, settings)
+    return settings
+
+
+def _parse(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -109,7 +115,7 @@ def _tables(name: str, one: str, listed: Any) -> list[dict[str, Any]]:
 
 def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     if path is not None:
-        settings = read(path)
+        settings = _parse(path)
         ctx.meta[FILE] = path
         ctx.meta.update({f"outbox.{name}": settings[name] for name in _TABLES if name in settings})
         ctx.default_map = {name: value for name, value in settings.items() if name not in _TABLES}
