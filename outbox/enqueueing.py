@@ -128,9 +128,11 @@ def _row_values(message: Values) -> Values:
 
 def _insert(connection: sa.Connection, messages: list[Values], tables: Tables) -> None:
     transactions.require_connection(connection)
-    delayed = sa.insert(tables.message).values(available_at=later(sa.bindparam("delay_s", type_=sa.Float())))
+    # Inline: a single row would else bring back the id that the database gave it, and to read that is a right of its own.
+    plain = sa.insert(tables.message).inline()
+    delayed = plain.values(available_at=later(sa.bindparam("delay_s", type_=sa.Float())))
     for columns, run in groupby(messages, key=lambda message: message.keys()):
-        connection.execute(delayed if "delay_s" in columns else sa.insert(tables.message), list(run))
+        connection.execute(delayed if "delay_s" in columns else plain, list(run))
     if messages:
         enqueued(connection)
 

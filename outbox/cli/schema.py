@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from outbox.cli import options
 from outbox.cli.exit import Group
 from outbox.errors import OutboxError, SchemaError
-from outbox.migrations import LATEST, revision
+from outbox.migrations import LATEST, grants, revision
 from outbox.migrations.verify import explain, installed_version, missing_steps, verify
 from outbox.store.engine import SUPPORTED, open_engine, unavailable
 from outbox.tables import Tables
@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from outbox.migrations.sql import Direction
+
+_PARTS = {
+    "application": grants.APPLICATION,
+    "consumer": grants.CONSUMER,
+    "relay": grants.RELAY,
+    "operator": grants.OPERATOR,
+}
 
 
 @click.group(cls=Group)
@@ -77,6 +84,31 @@ def print_sql(dialect: str, version: int | None, *, downgrade: bool, schema: str
     direction: Direction = "downgrade" if downgrade else "upgrade"
     ordered = reversed(steps) if downgrade else steps
     click.echo("\n".join(statements(dialect, step, schema=schema, direction=direction) for step in ordered), nl=False)
+
+
+@schema.command("grants")
+@click.option("--application", default="outbox_application", show_default=True, metavar="ROLE", help="Enqueues.")
+@click.option("--consumer", default="outbox_consumer", show_default=True, metavar="ROLE", help="Handles messages.")
+@click.option("--relay", default="outbox_relay", show_default=True, metavar="ROLE", help="Runs `outbox-relay run`.")
+@click.option("--operator", default="outbox_operator", show_default=True, metavar="ROLE", help="Runs the other commands.")
+@click.option("--create-roles", is_flag=True, help="Create the roles too (without LOGIN: grant them to those who log in).")
+@click.option(
+    "--monitor", is_flag=True, help="Let the operator see other roles' sessions, for doctor; a superuser must run that."
+)
+@options.schema
+def print_grants(schema: str | None, *, create_roles: bool, monitor: bool, **roles: str) -> None:
+    """Print the SQL that gives each part of outbox the rights that it needs, and no more (PostgreSQL).
+
+    An application can only insert events; a relay cannot change what they say. Two parts may be one role. What a role has
+    already is not taken from it. After an update of the tables, run it again.
+
+    Example: outbox-relay schema grants --create-roles | psql --single-transaction -v ON_ERROR_STOP=1 shop
+    """
+    parts: dict[str, list[grants.Part]] = {}
+    for name, part in _PARTS.items():
+        parts.setdefault(roles[name], []).append(part)
+    text = grants.statements(parts, schema=schema, create_roles=create_roles, monitor=roles["operator"] if monitor else None)
+    click.echo(text, nl=False)
 
 
 @schema.command("verify")

@@ -27,6 +27,11 @@ class Observer:
         with self._channel() as channel:
             channel.queue_bind(QUEUE, self._exchange, topics)
 
+    def leave(self) -> None:
+        """Receive nothing more, so that nothing is routed to it."""
+        with self._channel() as channel:
+            channel.queue_delete(QUEUE)
+
     def received(self) -> list[amqp.Message]:
         """Return, in order, the messages that have arrived and were not returned before."""
         messages = []
