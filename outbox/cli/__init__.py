@@ -7,6 +7,7 @@ import click
 from outbox.cli.config_show import config_group
 from outbox.cli.dead import dead
 from outbox.cli.demo import demo
+from outbox.cli.doctor import doctor
 from outbox.cli.exit import Group
 from outbox.cli.messages import messages
 from outbox.cli.pause import pause, resume
@@ -21,5 +22,5 @@ def main() -> None:
     """Publishes what applications have committed to their outbox."""
 
 
-for command in (run, config_group, status, messages, dead, pause, resume, schema, demo):
+for command in (run, config_group, status, doctor, messages, dead, pause, resume, schema, demo):
     main.add_command(command)

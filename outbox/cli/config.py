@@ -50,10 +50,10 @@ def _refuse_unknown(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _known() -> tuple[str, ...]:
-    """Return the names of everything that a file may hold: the relay's own options, whichever command reads it."""
+    """Return the names of everything that a file may hold, whichever command reads it: the relay's own options, and doctor's one."""
     from outbox.cli.run import run  # which takes its options from here
 
-    return (*(str(each.name) for each in run.params if each.name != "config"), *_TABLES)
+    return (*(str(each.name) for each in run.params if each.name != "config"), "management_url", *_TABLES)
 
 
 def routes(listed: Any) -> Routes:

@@ -14,6 +14,7 @@ USAGE = 2  # wrong option or configuration; click's own code for it
 DATABASE = 3  # the database cannot be reached
 BROKER = 4  # the broker refused us: credentials, virtual host, exchange
 SCHEMA = 5  # the outbox tables are missing or older than needed
+FOUND = 6  # `doctor` has found what somebody must do something about
 STUCK = 6  # handlers hang past their time limits; the process must be started again
 KILLED = 130  # a second signal stopped it at once
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from outbox.tables import Tables
 
+INVALID = "is invalid; drop it and create it again"
+"""How a difference ends that is an index which PostgreSQL keeps and does not use."""
+
 _MARK = "schema_version"  # the column whose default is the version of the tables
 
 
@@ -98,7 +101,7 @@ def _differences(connection: sa.Connection, table: sa.Table, tables: Tables) -> 
         elif not same(there[name], needed) and not (name == f"column {_MARK}" and _number(found) > LATEST):
             yield f"{table.fullname}: {name} is ({there[name]}), should be ({needed})"
     for index in invalid_indexes(connection, table):
-        yield f"{table.fullname}: index {index} is invalid; drop it and create it again"
+        yield f"{table.fullname}: index {index} {INVALID}"
     if table is tables.partition and "partition" in found.c:
         yield from _missing_partitions(connection, table)
 

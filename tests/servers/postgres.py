@@ -31,11 +31,11 @@ class Databases:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def create_database(self) -> str:
-        """Create a new empty database and return its URL."""
+    def create_database(self, *, like: str = "template1") -> str:
+        """Create a new empty database, or a copy of one that nobody is connected to (its URL or its name), and return its URL."""
         name = f"test_{secrets.token_hex(6)}"
         with self._administrator() as connection:
-            connection.execute(text(f"CREATE DATABASE {name}"))
+            connection.execute(text(f"CREATE DATABASE {name} TEMPLATE {_name(like)}"))
         return _text(make_url(self.url).set(database=name))
 
     def drop_database(self, database: str) -> None:

@@ -39,6 +39,11 @@ class VirtualHosts:
         self.url = url
         self._management_url = management_url
 
+    @property
+    def management_url(self) -> str:
+        """The URL of the management plugin; "" without it."""
+        return self._management_url or ""
+
     def create_vhost(self) -> str:
         """Create a new empty virtual host and return its URL; without a management URL, that of the given one."""
         if self._management_url is None:
