@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from outbox import urls
 from outbox.backoff import Backoff
 from outbox.broker import tls
 from outbox.cli import config, options
@@ -33,13 +34,13 @@ from outbox.states import RetryPolicy
     metavar="URL",
 )
 @options.setting("--inbox-retention", "As the relay has it.", type=DURATION)
-@options.setting("--lease", "As the relay has it.", type=DURATION, default="30s", hidden=True)
-@options.setting("--poll-interval", "As the relay has it.", type=DURATION, default="500ms", hidden=True)
-@options.setting("--max-attempts", "As the relay has it.", type=WholeNumber(1), hidden=True)
-@options.setting("--retry-first", "As the relay has it.", type=DURATION, hidden=True)
-@options.setting("--retry-ceiling", "As the relay has it.", type=DURATION, hidden=True)
-@options.setting("--max-age", "As the relay has it.", type=DURATION, hidden=True)
-@options.setting("--allow-unconfirmed", "As the relay has it.", is_flag=True, default=False, hidden=True)
+@options.setting("--lease", "As the relay has it.", type=DURATION, default="30s")
+@options.setting("--poll-interval", "As the relay has it.", type=DURATION, default="500ms")
+@options.setting("--max-attempts", "As the relay has it.", type=WholeNumber(1))
+@options.setting("--retry-first", "As the relay has it.", type=DURATION)
+@options.setting("--retry-ceiling", "As the relay has it.", type=DURATION)
+@options.setting("--max-age", "As the relay has it.", type=DURATION)
+@options.setting("--allow-unconfirmed", "As the relay has it.", is_flag=True, default=False)
 @options.setting("--wake", "As the relay has it.", metavar="ADDRESS")
 @options.url("--wake-database-url", "As the relay has it.", required=False)
 @click.option("--skip", multiple=True, type=click.Choice(NAMES), metavar="CHECK", help="Leave a check out; may be repeated.")
@@ -63,7 +64,7 @@ def doctor(ctx: click.Context, /, *, as_json: bool, strict: bool, skip: tuple[st
 
 def _broker_url(told: dict[str, Any]) -> str | None:
     url = told["broker_url"]
-    return url and tls.with_files(url, ca=told["broker_ca"], cert=told["broker_cert"], key=told["broker_key"])
+    return url and urls.current(tls.with_files(url, ca=told["broker_ca"], cert=told["broker_cert"], key=told["broker_key"]))
 
 
 def _scope(ctx: click.Context, skip: frozenset[str], told: dict[str, Any]) -> Scope:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
-from outbox.broker.dial import dial, is_amqp
+from outbox.broker.dial import Dialler, connected, hang_up, is_amqp
 from outbox.broker.errors import LOST, describe
 from outbox.doctor.findings import problem, warning
 from outbox.errors import BrokerUnavailable, ConfigurationError
@@ -85,7 +85,7 @@ def _knock(url: str) -> None:
         with closing(dial_redis(url, timeout_s=5)[0]) as client:
             client.ping()
         return
-    with dial(url) as connection:
+    with Dialler(url).connection() as connection:
         if is_amqp(connection):
             _hang_up(connection.transport.establish_connection())
         else:
@@ -95,7 +95,8 @@ def _knock(url: str) -> None:
 @contextmanager
 def _connection(url: str) -> Iterator[Any]:
     try:
-        connection = dial(url).transport.establish_connection()
+        connection = Dialler(url).connection().transport.establish_connection()
+        connected(connection)
     except LOST as error:
         raise BrokerUnavailable(describe(error)) from error
     try:

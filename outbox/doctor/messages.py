@@ -168,7 +168,7 @@ def inbox_retention(database: Database) -> Iterator[Finding]:
     """Consumers remember what they have handled for longer than a relay may publish it again."""
     scope = database.scope
     retention_s = scope.inbox_retention_s
-    needed = redelivery_span(scope.policies, lease_s=scope.lease_s)
+    needed = redelivery_span(scope.policies, lease_s=scope.lease_s, poll_interval_s=scope.poll_interval_s)
     if retention_s is not None and retention_s <= needed.total_s:
         yield problem(
             f"--inbox-retention is {span(retention_s)}, and a relay may publish a message again for {needed}",

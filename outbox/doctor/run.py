@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import kombu
 from sqlalchemy.exc import DBAPIError
 
-from outbox.broker.dial import dial, is_amqp
+from outbox.broker.dial import Dialler, is_amqp
 from outbox.broker.errors import LOST, REFUSED, describe
 from outbox.doctor.bounded import NoAnswer, bounded
 from outbox.doctor.checks import BROKER, DATABASE, MANAGEMENT
@@ -162,7 +162,7 @@ def _in_transaction(engine: sa.Engine, work: Callable[[sa.Connection], Any]) -> 
 def _management(scope: Scope) -> Management | None:
     if scope.management_url is None or not scope.broker_url or scope.broker_url.startswith(SCHEME):
         return None
-    where: kombu.Connection = dial(scope.broker_url)
+    where: kombu.Connection = Dialler(scope.broker_url).connection()
     return Management.at(scope.management_url, vhost=where.virtual_host or "/", user=where.userid, password=where.password)
 
 
@@ -171,7 +171,7 @@ def _not_asked(broker: Broker, check: BrokerCheck) -> str | None:
         return "--skip"
     if not broker.url:
         return "no --broker-url was given"
-    if check.amqp and (broker.url.startswith(SCHEME) or not is_amqp(dial(broker.url))):
+    if check.amqp and (broker.url.startswith(SCHEME) or not is_amqp(Dialler(broker.url).connection())):
         return "only RabbitMQ"
     return "AMQP does not tell; give --management-url" if check.management and broker.management is None else None
 

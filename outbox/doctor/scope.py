@@ -37,6 +37,7 @@ class Scope:
     routes: Routes = field(default_factory=Routes)
     policies: Policies = field(default_factory=Policies)
     lease_s: float = 30.0
+    poll_interval_s: float = 0.5
     inbox_retention_s: float | None = None
     allow_unconfirmed: bool = False
     wake: str | None = None
