@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from amqp.exceptions import AccessRefused, ChannelError, NotFound
 
-from outbox.broker.dial import Dialler, connected, hang_up, is_amqp
+from outbox.broker.dial import Dialler, connected, is_amqp
 from outbox.broker.errors import LOST, describe
 from outbox.doctor.findings import problem, warning
 from outbox.errors import BrokerUnavailable, ConfigurationError
