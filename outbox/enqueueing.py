@@ -15,7 +15,7 @@ from outbox.sqltypes import later
 from outbox.states import State
 from outbox.tables import DEFAULT, SCHEMA_VERSION, Tables
 from outbox.targets import is_async_connection, session_of
-from outbox.tracing import traced
+from outbox.tracing.creating import traced
 from outbox.waking import enqueued
 
 if TYPE_CHECKING:
@@ -84,15 +84,16 @@ def enqueue_many(
 def _message(value: object) -> Values:
     """Return the columns of one message. What the database fills in is left out; `delay_s` stands for a delay."""
     event = as_event(value)
+    message_id = event.message_id or new_message_id()
     message: Values = {
-        "message_id": event.message_id or new_message_id(),
+        "message_id": message_id,
         "topic": event.topic,
         "key": event.key,
         "partition": partition_of(event.key),
         "type": event.type or event.topic,
         "content_type": event.content_type or JSON,
         "payload": event.body,
-        "headers": _headers(event),
+        "headers": _headers(event, message_id),
         "schema_version": SCHEMA_VERSION,
     }
     if event.available_at is not None:
@@ -102,9 +103,12 @@ def _message(value: object) -> Values:
     return message
 
 
-def _headers(event: Event) -> dict[str, Any]:
-    headers: dict[str, Any] = traced(event.headers or {})
-    return headers if event.delivery is None else headers | event.delivery.as_header()
+def _headers(event: Event, message_id: UUID | str) -> dict[str, Any]:
+    delivery = event.delivery
+    if delivery is not None and "traceparent" in delivery.headers:  # another library's instrumentation was here first
+        return {**(event.headers or {}), **delivery.as_header()}
+    headers: dict[str, Any] = traced(event.headers or {}, topic=event.topic, message_id=message_id)
+    return headers if delivery is None else headers | delivery.as_header()
 
 
 def _write(target: Any, messages: list[Values], tables: Tables) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from celery.exceptions import Ignore, Reject, Retry
 
 from outbox.backoff import Backoff
+from outbox.celery.rows import topic_of
 from outbox.celery.task import Task
 from outbox.celery.work import direct
 from outbox.errors import ConfigurationError
@@ -16,11 +18,14 @@ from outbox.inbox.dedup import checked
 from outbox.inbox.failing import is_database_away, is_not_its_fault
 from outbox.inbox.settling import BUSY
 from outbox.tables import DEFAULT
+from outbox.tracing.processing import processing
+from outbox.tracing.server import server_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from outbox.tables import Tables
+    from outbox.tracing.processing import Delivery
 
 log = logging.getLogger("outbox.celery")
 
@@ -31,6 +36,10 @@ _LATE = {
 }
 
 registered: weakref.WeakSet[type[OnceTask]]
+
+
+class Duplicate(Ignore):
+    """The task was handled before."""
 
 
 class OnceTask(Task):
@@ -80,7 +89,10 @@ class OnceTask(Task):
     def _try_once(self, args: Any, kwargs: Any) -> Any:
         """Run it, unless it was run before; if that fails by no fault of its own, put it off."""
         try:
-            return self._once(args, kwargs)
+            with self._traced() as delivery:
+                result = self._once(args, kwargs)
+                delivery.came_to("handled")
+            return result
         except Exception as error:
             put_off = self._put_off(error)
             if put_off is error:
@@ -90,9 +102,26 @@ class OnceTask(Task):
     def _once(self, args: Any, kwargs: Any) -> Any:
         raise NotImplementedError
 
+    @contextmanager
+    def _traced(self) -> Iterator[Delivery]:
+        request = self.request
+        with processing(
+            request.headers or {},
+            topic=topic_of(str(self.name)),
+            message_id=str(request.id),
+            consumer=self.recorded_as,
+            system=server_of(str(self.app.conf.broker_url or "")).system,
+            no_failures=(Ignore, Retry, Reject),
+        ) as delivery:
+            try:
+                yield delivery
+            except Duplicate:
+                delivery.came_to("duplicate")
+                raise
+
     def _duplicate(self) -> Ignore:
         log.info("a duplicate; it was handled before", extra={"consumer": self.recorded_as, "task_id": self.request.id})
-        return Ignore(f"{self.recorded_as!r} has handled {self.request.id} before")
+        return Duplicate(f"{self.recorded_as!r} has handled {self.request.id} before")
 
     def _put_off(self, error: Exception) -> Exception:
         """Return what to raise instead of `error`: when no fault of the task's own, the task is called again a little later."""

@@ -15,6 +15,7 @@ from outbox.policies import Policies
 from outbox.routes import Route, Routes
 from outbox.states import OnDead, RetryPolicy
 from outbox.topics import is_pattern
+from outbox.wire import Format
 
 FILE = "outbox.config"
 """Where a command's context has the file that it was given."""
@@ -56,9 +57,9 @@ def _known() -> tuple[str, ...]:
     return (*(str(each.name) for each in run.params if each.name != "config"), "management_url", *_TABLES)
 
 
-def routes(listed: Any) -> Routes:
+def routes(listed: Any) -> tuple[Route, ...]:
     """Return the routes that the `[[routes]]` tables of a file describe."""
-    return Routes(tuple(_route(each) for each in _tables("routes", "route", listed)))
+    return tuple(_route(each) for each in _tables("routes", "route", listed))
 
 
 def _route(table: dict[str, Any]) -> Route:
@@ -120,7 +121,7 @@ def _load(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Pat
         ctx.meta.update({f"outbox.{name}": settings[name] for name in _TABLES if name in settings})
         ctx.default_map = {name: value for name, value in settings.items() if name not in _TABLES}
         _refuse_unknown(path, settings)
-        routes_of(ctx)
+        routes(ctx.meta.get("outbox.routes", []))
         policies_of(ctx, RetryPolicy())  # what is wrong with them is said now, by every command
     return path
 
@@ -130,9 +131,9 @@ def written(ctx: click.Context) -> dict[str, Any]:
     return {name: ctx.meta[f"outbox.{name}"] for name in _TABLES if f"outbox.{name}" in ctx.meta}
 
 
-def routes_of(ctx: click.Context) -> Routes:
-    """Return the routes of the file that the command was given."""
-    return routes(ctx.meta.get("outbox.routes", []))
+def routes_of(ctx: click.Context, *, form: Format, source: str | None) -> Routes:
+    """Return the routes of the file that the command was given, and as what messages are published if a route does not say."""
+    return Routes(routes(ctx.meta.get("outbox.routes", [])), format=form, source=source or "")
 
 
 def policies_of(ctx: click.Context, default: RetryPolicy) -> Policies:

@@ -19,6 +19,7 @@ from outbox.doctor.findings import Level
 from outbox.doctor.run import examine
 from outbox.doctor.scope import Scope
 from outbox.states import RetryPolicy
+from outbox.wire import Format
 
 
 @click.command(cls=Command)
@@ -43,6 +44,10 @@ from outbox.states import RetryPolicy
 @options.setting("--allow-unconfirmed", "As the relay has it.", is_flag=True, default=False)
 @options.setting("--wake", "As the relay has it.", metavar="ADDRESS")
 @options.url("--wake-database-url", "As the relay has it.", required=False)
+@options.setting(
+    "--format", "As the relay has it.", default=Format.OUTBOX.value, type=click.Choice([each.value for each in Format])
+)
+@options.setting("--source", "As the relay has it.", metavar="URI")
 @click.option("--skip", multiple=True, type=click.Choice(NAMES), metavar="CHECK", help="Leave a check out; may be repeated.")
 @click.option("--strict", is_flag=True, help="Count warnings as problems.")
 @options.as_json
@@ -82,7 +87,7 @@ def _scope(ctx: click.Context, skip: frozenset[str], told: dict[str, Any]) -> Sc
         broker_url=_broker_url(told),
         management_url=told["management_url"],
         schema=told["schema"],
-        routes=config.routes_of(ctx),
+        routes=config.routes_of(ctx, form=Format(told["format"]), source=told["source"]),
         policies=config.policies_of(ctx, policy),
         lease_s=told["lease"],
         poll_interval_s=told["poll_interval"],

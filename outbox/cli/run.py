@@ -18,6 +18,7 @@ from outbox.settings import MOST_AT_ONCE
 from outbox.states import OnDead
 from outbox.systemd import notifying
 from outbox.vitals import Vitals
+from outbox.wire import Format
 
 
 @click.command(cls=Command)
@@ -69,6 +70,16 @@ from outbox.vitals import Vitals
     type=DURATION,
 )
 @options.setting("--allow-unconfirmed", "Use a transport that cannot tell whether messages arrive.", default=False, is_flag=True)
+@options.setting(
+    "--format",
+    "Publish messages with the outbox's own headers (outbox), as CloudEvents with their attributes in headers too (cloudevents), "
+    "or as CloudEvents in JSON around the payload (cloudevents-structured). A [[routes]] table may say another for its topics.",
+    default=Format.OUTBOX.value,
+    type=click.Choice([each.value for each in Format]),
+)
+@options.setting(
+    "--source", "Which application CloudEvents say they come from: a URI or a path, such as /shop. They need one.", metavar="URI"
+)
 @options.health
 @options.log_level
 @click.pass_context

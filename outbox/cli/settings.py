@@ -9,6 +9,7 @@ from outbox.broker import tls
 from outbox.cli import config
 from outbox.settings import RelaySettings
 from outbox.states import OnDead, RetryPolicy
+from outbox.wire import Format
 
 if TYPE_CHECKING:
     import click
@@ -27,7 +28,7 @@ def settings_of(ctx: click.Context) -> RelaySettings:
         database_url=given["database_url"],
         broker_url=tls.with_files(given["broker_url"], ca=given["broker_ca"], cert=given["broker_cert"], key=given["broker_key"]),
         schema=given["schema"],
-        routes=config.routes_of(ctx),
+        routes=config.routes_of(ctx, form=Format(given["format"]), source=given["source"]),
         lease_s=given["lease"],
         confirm_timeout_s=given["confirm_timeout"],
         poll_interval_s=given["poll_interval"],

@@ -15,6 +15,7 @@ from outbox.errors import ConfigurationError
 from outbox.faststream.acks import Safety, advice
 from outbox.faststream.received import from_aio_pika
 from outbox.points import Point, reached
+from outbox.tracing.processing import processing
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from faststream.message import StreamMessage
 
     from outbox.faststream.middleware import InboxMiddleware
+    from outbox.inbox.message import Message
+    from outbox.tracing.processing import Delivery
 
     CallNext = Callable[[StreamMessage[Any]], Awaitable[Any]]
 
@@ -50,7 +53,7 @@ class OneMessage(BaseMiddleware[Any, Any]):
         try:
             if safety is Safety.REFUSED:
                 self._refuse(subscriber)
-            return await self._handle(call_next, msg)
+            return await self._traced(call_next, msg)
         except (HandlerException, asyncio.CancelledError):
             raise
         except BaseException:
@@ -63,8 +66,19 @@ class OneMessage(BaseMiddleware[Any, Any]):
     def _refuse(self, subscriber: Any) -> NoReturn:
         raise ConfigurationError(advice(subscriber))
 
-    async def _handle(self, call_next: CallNext, msg: StreamMessage[Any]) -> Any:
-        message = from_aio_pika(msg.raw_message)
+    async def _traced(self, call_next: CallNext, msg: StreamMessage[Any]) -> Any:
+        message, inbox = from_aio_pika(msg.raw_message), self._inbox
+        with processing(
+            message.headers,
+            topic=message.topic,
+            message_id=message.message_id,
+            consumer=inbox.consumer,
+            continues=inbox.continue_traces,
+            no_failures=(AckMessage,),
+        ) as delivery:
+            return await self._handle(call_next, msg, message, delivery)
+
+    async def _handle(self, call_next: CallNext, msg: StreamMessage[Any], message: Message, delivery: Delivery) -> Any:
         result = said = None
         async with self._inbox.once(message) as (session, first):
             if first:
@@ -76,6 +90,7 @@ class OneMessage(BaseMiddleware[Any, Any]):
                 if msg.committed is not None:
                     log.warning("handler acknowledged before the COMMIT", extra={"message_id": message.message_id})
         reached(Point.BEFORE_ACK)
+        delivery.came_to("handled" if first else "duplicate")
         if not first:
             log.info("duplicate, dropped", extra={"consumer": self._inbox.consumer, "message_id": message.message_id})
             raise AckMessage  # to return would let FastStream publish an empty reply

@@ -52,7 +52,7 @@ class InboxMiddleware:
     first. `dead_lettered=True` says that a policy on the broker passes rejected messages on, so that REJECT_ON_ERROR
     is right; a dead-letter exchange in the arguments of the queue is seen without it.
 
-    `consumer`, `tables` and `lock_timeout_s`: as for `outbox.Inbox`. Handlers must not commit, roll back, or acknowledge.
+    `consumer`, `tables`, `lock_timeout_s` and `continue_traces`: as for `outbox.Inbox`. Handlers must not commit, roll back, or acknowledge.
 
     Guaranteed: effects through the session happen once per message id, whatever is redelivered and whatever crashes.
     Not guaranteed: effects elsewhere, among them what a handler returns to a `@broker.publisher`: it is published after the
@@ -72,9 +72,11 @@ class InboxMiddleware:
         lock_timeout_s: float | None = 2.0,
         pause_s: float = 1.0,
         dead_lettered: bool = False,
+        continue_traces: bool = False,
     ) -> None:
         self.consumer = checked("consumer", consumer)
         self.pause_s = pause_s
+        self.continue_traces = continue_traces
         self._sessions: Any = sessions
         self._tables = tables
         self._lock_timeout_s = lock_timeout_s

@@ -5,14 +5,13 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from outbox.wire import CLOUD_EVENTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 LONGEST_ID = 255
 """How many characters the inbox's records have room for."""
-
-# How the bindings of CloudEvents begin the names of an event's attributes: AMQP has two ways, HTTP and Kafka one each.
-_CLOUD_EVENTS = ("cloudEvents:", "cloudEvents_", "ce-", "ce_")
 
 
 def message_id_of(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> str | None:
@@ -25,7 +24,7 @@ def message_id_of(properties: Mapping[str, Any], headers: Mapping[str, Any]) -> 
     given = _text(properties.get("message_id"))
     if given:
         return given if len(given) <= LONGEST_ID else _digest(given)
-    for prefix in _CLOUD_EVENTS:
+    for prefix in CLOUD_EVENTS:
         source, number = _text(headers.get(f"{prefix}source")), _text(headers.get(f"{prefix}id"))
         if source and number:
             return _joined(source, number)

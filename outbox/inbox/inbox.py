@@ -24,6 +24,8 @@ from outbox.inbox.transaction import OpenTransaction, connection_of
 from outbox.points import Point, reached
 from outbox.states import OnDead
 from outbox.tables import DEFAULT
+from outbox.tracing.names import RABBITMQ
+from outbox.tracing.processing import processing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,6 +65,8 @@ class Inbox:
     `dead_letter_topic`: a copy of each message that is given up goes into the outbox under this topic, in the same transaction.
     `lock_timeout_s` bounds, on PostgreSQL, every wait for a lock in the transaction, the handler's own included;
     a message that meets it is requeued. None leaves the database's own setting.
+    `continue_traces`: with OpenTelemetry, handlers run in the trace in which their message was created. Without, each has a trace
+    of its own, linked to that one.
 
         inbox = Inbox("shipping", sessions=sessionmaker(engine))
 
@@ -85,6 +89,7 @@ class Inbox:
         ordered: bool = False,
         dead_letter_topic: str | None = None,
         lock_timeout_s: float | None = 2.0,
+        continue_traces: bool = False,
     ) -> None:
         self.consumer = checked("consumer", consumer)
         self.tables = tables
@@ -95,7 +100,10 @@ class Inbox:
         self.queue = queue or consumer
         self.exchange = exchange
         self.sessions: Any = sessions
+        self.messaging_system = RABBITMQ
+        """What traces say the messages come through; who gets them from elsewhere says so here."""
         self._lock_timeout_s = lock_timeout_s
+        self._continue_traces = continue_traces
         self._handlers = Handlers(is_async=hasattr(sessions.class_, "run_sync"))
 
     @property
@@ -174,6 +182,19 @@ class Inbox:
         is lost during the COMMIT nobody knows its outcome; the next delivery finds out.
         """
         handling = self.handling_of(message)
+        with processing(
+            message.headers,
+            topic=message.topic,
+            message_id=message.message_id,
+            consumer=self.consumer,
+            system=self.messaging_system,
+            continues=self._continue_traces,
+        ) as delivery:
+            result = self._handled(handling, message)
+            delivery.came_to(result.value)
+        return result
+
+    def _handled(self, handling: Handling, message: Message) -> Result:
         if handling.mode is Mode.LEASED:
             return self._leased(handling, message)
         with busy_on_lock_timeout():

@@ -9,6 +9,7 @@ from contextlib import closing
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from outbox import urls
 from outbox.broker.dial import Dialler
 from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError, OutboxError
 from outbox.inbox.flow import Flow
@@ -16,6 +17,7 @@ from outbox.inbox.link import Link
 from outbox.inbox.processing import processing
 from outbox.inbox.room import require_room
 from outbox.outage import Outage
+from outbox.tracing.server import server_of
 from outbox.vitals import Vitals
 from outbox.waker import Waker
 
@@ -77,6 +79,7 @@ class Runner:
         require_room(inbox, workers=workers)
         self._inbox = inbox
         self._dialler = Dialler(broker_url)
+        inbox.messaging_system = server_of(urls.current(broker_url)).system
         self._threads = workers
         self._prefetch = prefetch or workers + _AHEAD
         self._grace_s = grace_s

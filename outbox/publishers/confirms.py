@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outbox.outgoing import Outgoing
     from outbox.publishers.base import Control
     from outbox.publishers.flight import Flight
+    from outbox.publishers.wire_message import WireMessage
 
 BURST_MESSAGES = 16
 BURST_BYTES = 64 * 1024
@@ -47,11 +48,10 @@ class Confirms:
         self._flight = flight
         self._control = control
 
-    def gather(self, properties: bytes, *, exchange: str, routing_key: str) -> None:
+    def gather(self, message: WireMessage, *, exchange: str, routing_key: str) -> None:
         """Add the head of the flight to what is sent with the next `flush`."""
-        channel, body = self._channel, self._flight.head.payload
-        frame_max = channel.connection.frame_max
-        frames = publish(channel.channel_id, exchange, routing_key, properties, body, frame_max=frame_max)
+        channel, frame_max = self._channel, self._channel.connection.frame_max
+        frames = publish(channel.channel_id, exchange, routing_key, message.properties, message.body, frame_max=frame_max)
         self._tag += 1
         self._unconfirmed[self._tag] = self._flight.sent(len(frames))
         self._gathered.append(frames)

@@ -20,11 +20,12 @@ from outbox.broker.tls import refusal
 from outbox.errors import BrokerRefused, BrokerUnavailable, ConfigurationError
 from outbox.publishers.base import Published
 from outbox.publishers.brought import BroughtQueues
+from outbox.publishers.cloudevents import AMQP, KAFKA
 from outbox.publishers.deadends import UNROUTABLE
 from outbox.publishers.declare import declare
 from outbox.publishers.flight import CONFIRMED, Flight
 from outbox.publishers.suspects import Suspects
-from outbox.publishers.wire_message import CannotSerialize, address, headers, properties
+from outbox.publishers.wire_message import CannotSerialize, address, content
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class KombuPublisher:
         self.routes = routes
         self._dialler = Dialler(url)
         self._kombu = self._dialler.connection()
+        self._naming = KAFKA if self._kombu.transport.driver_type == "kafka" else AMQP
         self._channel: Any = None
         self._suspects = Suspects()
         self._queues = BroughtQueues()
@@ -115,14 +117,15 @@ class KombuPublisher:
         if not any(self._channel._lookup(exchange, routing_key)):  # noqa: SLF001
             reason = f"broker: unroutable: no queue is bound to exchange {exchange!r} for {routing_key!r}"
             return Verdict(Outcome.REJECTED, reason, UNROUTABLE)
-        known = properties(row)
         try:
+            published = content(row, self.routes, self._naming)
+            known = published.properties
             message = self._channel.prepare_message(
-                row.payload,
+                published.body,
                 content_type=known.pop("content_type"),
                 content_encoding=known.pop("content_encoding", None),
                 priority=known.pop("priority", None),
-                headers=headers(row),
+                headers=published.headers,
                 properties=known,
             )
             self._channel.basic_publish(message, exchange=exchange, routing_key=routing_key)

@@ -177,13 +177,13 @@ class RabbitMQPublisher:
         row = flight.head
         try:
             exchange, routing_key = address(row, self.routes)
-            properties = prepare(row, routing_key=routing_key, frame_max=self._broker.frame_max)
+            message = prepare(row, self.routes, routing_key=routing_key, frame_max=self._broker.frame_max)
         except CannotSerialize as error:
             flight.failed(Verdict(Outcome.UNPUBLISHABLE, str(error), "CannotSerialize"))
             return 0
         if self._dead_ends.at(row, (exchange, routing_key)) and flight.follow((exchange, routing_key)):
             return 0
-        confirms.gather(properties, exchange=exchange, routing_key=routing_key)
+        confirms.gather(message, exchange=exchange, routing_key=routing_key)
         return 1
 
     def _wait(self, confirms: Confirms, control: Control) -> None:

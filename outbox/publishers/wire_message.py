@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import amqp
 from amqp.exceptions import AMQPError
 
-from outbox.publishers import frames
-from outbox.routes import SHORT_BYTES
-from outbox.wire import KEY_HEADER, TOPIC_HEADER
+from outbox.publishers import cloudevents, frames
+from outbox.publishers.cloudevents import AMQP
+from outbox.routes import SHORT_BYTES, Routes
+from outbox.wire import KEY_HEADER, TOPIC_HEADER, TRACE_HEADERS, Format
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from outbox.outgoing import Outgoing
-    from outbox.routes import Routes
+    from outbox.publishers.cloudevents import Naming
 
 PERSISTENT = 2
 # Which properties there are (section 4.2.6.1), then each in its order: content type and encoding, headers, delivery mode, message
 # id of 36 bytes, timestamp, type.
 _USUAL = struct.pack(">H", 0b1111_0000_1110_0000) + b"%b%b\x02\x24%b%b%b"
+_PLAIN = Routes()
 
 
 class CannotSerialize(Exception):
@@ -41,10 +46,11 @@ def address(row: Outgoing, routes: Routes) -> tuple[str, str]:
 
 
 def headers(row: Outgoing) -> dict[str, Any]:
-    """Return the headers of a message: the event's own, its topic and its key; or exactly those of its delivery."""
+    """Return the headers of a message: the event's own, its topic and its key; or those of its delivery and the trace."""
     delivery = row.delivery
     if delivery is not None:
-        return dict(delivery.headers)
+        traced = {} if "traceparent" in delivery.headers else row.headers or {}
+        return {each: traced[each] for each in TRACE_HEADERS if each in traced} | dict(delivery.headers)
     added = {TOPIC_HEADER: row.topic} if row.key is None else {TOPIC_HEADER: row.topic, KEY_HEADER: row.key}
     return {**(row.headers or {}), **added}
 
@@ -70,36 +76,67 @@ def _encoding(content_type: str) -> str:
     return "utf-8" if text else "binary"
 
 
-def prepare(row: Outgoing, *, routing_key: str, frame_max: int) -> bytes:
-    """Return a row's properties as the wire has them. Raises `CannotSerialize`, also for a routing key that the wire cannot carry."""
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is published of a row: its headers, its properties as AMQP 0-9-1 names them, and its body."""
+
+    headers: Mapping[str, Any]
+    properties: dict[str, Any]
+    body: bytes
+
+
+def content(row: Outgoing, routes: Routes, naming: Naming = AMQP) -> Content:
+    """Return what is published of a row in the format of its route. What has a delivery of its own is another library's."""
+    form = Format.OUTBOX if row.delivery is not None else routes.format_of(row.topic)
+    if form is Format.OUTBOX:
+        return Content(headers(row), properties(row), row.payload)
+    if form is Format.CLOUDEVENTS:
+        return Content(headers(row) | cloudevents.binary(row, routes.source, naming), properties(row), row.payload)
+    known = properties(row) | {"content_type": cloudevents.CONTENT_TYPE, "content_encoding": "utf-8"}
+    return Content(headers(row), known, cloudevents.structured(row, routes.source))
+
+
+class WireMessage(NamedTuple):
+    """A message as the wire has it: its properties serialized, and its body."""
+
+    properties: bytes
+    body: bytes
+
+
+def prepare(row: Outgoing, routes: Routes = _PLAIN, *, routing_key: str, frame_max: int) -> WireMessage:
+    """Return the message of a row. Raises `CannotSerialize`, also for a routing key that the wire cannot carry."""
     if len(routing_key.encode()) > SHORT_BYTES:
         problem = f"routing key is longer than {SHORT_BYTES} bytes: {routing_key[:40]}..."
         raise CannotSerialize(problem)
     try:
-        wire = _usual(row) or _any(row)
+        message = _usual(row, routes) or _any(row, routes)
     except (struct.error, AMQPError, TypeError, ValueError) as error:
         problem = f"header or property: {error}"
         raise CannotSerialize(problem) from error
-    if len(wire) > frame_max - 1024:
+    if len(message.properties) > frame_max - 1024:
         # A larger header frame makes RabbitMQ close the whole connection (501 FRAME_ERROR), with everything in flight.
-        problem = f"headers take {len(wire)} bytes, more than the broker's frame of {frame_max} can carry"
+        problem = f"headers take {len(message.properties)} bytes, more than the broker's frame of {frame_max} can carry"
         raise CannotSerialize(problem)
-    return wire
+    return message
 
 
-def _any(row: Outgoing) -> bytes:
-    wire: bytes = amqp.Message(application_headers=headers(row), **properties(row))._serialize_properties()  # noqa: SLF001 - it has no other
-    return wire
+def _any(row: Outgoing, routes: Routes) -> WireMessage:
+    published = content(row, routes)
+    message = amqp.Message(application_headers=published.headers, **published.properties)
+    return WireMessage(message._serialize_properties(), published.body)  # noqa: SLF001 - it has no other
 
 
-def _usual(row: Outgoing) -> bytes | None:
+def _usual(row: Outgoing, routes: Routes) -> WireMessage | None:
     """Return the same as `_any` in a tenth of the time, for a row with nothing out of the ordinary; `None` for others."""
-    around = None if row.delivery is not None else _same_for_many(row.content_type, row.type)
+    if row.delivery is not None or routes.format_of(row.topic) is not Format.OUTBOX:
+        return None
+    around = _same_for_many(row.content_type, row.type)
     table = None if around is None else frames.table(headers(row))
     if around is None or table is None:
         return None
     before, after = around
-    return _USUAL % (before, table, str(row.message_id).encode(), struct.pack(">Q", int(row.created_at.timestamp())), after)
+    sent_at = struct.pack(">Q", int(row.created_at.timestamp()))
+    return WireMessage(_USUAL % (before, table, str(row.message_id).encode(), sent_at, after), row.payload)
 
 
 @lru_cache(maxsize=1024)

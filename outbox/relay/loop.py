@@ -17,6 +17,8 @@ from outbox.relay.ahead import Ahead
 from outbox.relay.batch import Lease
 from outbox.states import Outcome, State, Verdict
 from outbox.store.registry import Broker
+from outbox.tracing.sending import sending
+from outbox.tracing.server import Server
 from outbox.vitals import Vitals
 
 if TYPE_CHECKING:
@@ -66,6 +68,7 @@ class Relay:
         vitals: Vitals | None = None,
         presence: Presence | None = None,
         ahead_from: float = math.inf,
+        server: Server | None = None,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
@@ -75,6 +78,7 @@ class Relay:
         self._cleanup = cleanup
         self._registry = registry
         self._presence = presence
+        self._server = server or Server()
         self._vitals = vitals or Vitals(limit_s=lease_s)
         self._progress = self._vitals.progress
         self._ahead_from = ahead_from
@@ -180,7 +184,9 @@ class Relay:
             on_progress=self._note_answer,
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
-        published = self._publisher.publish(batch.rows, lease)
+        with sending(batch.rows, self._server) as sent:
+            published = self._publisher.publish(batch.rows, lease)
+            sent.verdicts, sent.lost = published.verdicts, published.lost
         self._progress.note("claiming from the database")
         self._claimed = self._ahead.take()
         self._progress.note("settling in the database")

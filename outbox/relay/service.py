@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.exc import DBAPIError
 
+from outbox import urls
 from outbox.migrations import LATEST
 from outbox.migrations.verify import require
 from outbox.publishers.factory import open_publisher
@@ -20,6 +21,7 @@ from outbox.relay.transactions import Transactions
 from outbox.relay.wakeups import source_of, waking
 from outbox.store.engine import open_engine, unavailable
 from outbox.tables import Tables
+from outbox.tracing.server import server_of
 
 if TYPE_CHECKING:
     import threading
@@ -114,6 +116,7 @@ def _run(
             presence=presence,
             # The more a claim reads, the longer a broker would wait for it. On SQLite it would only wait for the settle of the last.
             ahead_from=settings.batch_size / 2 if engine.dialect.name == "postgresql" else math.inf,
+            server=server_of(urls.current(settings.broker_url)),
         )
         log.info("relay started", extra={"relay": settings.owner})
         try:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import inspect
 import logging
+from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from outbox.errors import ConfigurationError, MissingExtra
+from outbox.rqjob import HEADERS_IN_META, TOPIC_PREFIX
+from outbox.tracing.processing import processing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
+
+    from outbox.tracing.processing import Delivery
 
 log = logging.getLogger("outbox.rq")
 
@@ -31,6 +36,17 @@ def current_job_id(function: Callable[..., Any]) -> str:
     if job.repeats_left is not None:
         raise ConfigurationError("a job that repeats has one id for all of its runs, so that only the first would count")
     return str(job.id)
+
+
+@contextmanager
+def handling(consumer: str, job_id: str, *, no_failures: tuple[type[BaseException], ...] = ()) -> Iterator[Delivery]:
+    """Have a span over the current job, where OpenTelemetry is set up."""
+    job = _rq().get_current_job()
+    carried = job.meta.get(HEADERS_IN_META)
+    headers = carried if isinstance(carried, dict) else {}
+    topic = f"{TOPIC_PREFIX}{job.origin}"
+    with processing(headers, topic=topic, message_id=job_id, consumer=consumer, system="rq", no_failures=no_failures) as delivery:
+        yield delivery
 
 
 def as_rq_calls_it(function: Callable[..., Any], run: Any) -> Any:

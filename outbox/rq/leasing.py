@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from outbox.inbox import Busy
 from outbox.inbox import leased as held
 from outbox.inbox.dedup import checked
-from outbox.rq.current import as_rq_calls_it, current_job_id, is_retry, log_duplicate
+from outbox.rq.current import as_rq_calls_it, current_job_id, handling, is_retry, log_duplicate
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -56,8 +56,10 @@ def leased(
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
             job_id = current_job_id(job)
             again = None
-            with suppress(_GiveBack), _lease(sessions, consumer, job_id, wait_s, lease_s, time_limit_s, tables) as lease:
+            lease_it = _lease(sessions, consumer, job_id, wait_s, lease_s, time_limit_s, tables)
+            with suppress(_GiveBack), handling(consumer, job_id, no_failures=(_GiveBack,)) as delivery, lease_it as lease:
                 if not lease.first:
+                    delivery.came_to("duplicate")
                     log_duplicate(consumer, job_id)
                     kept: R = lease.result
                     return kept
@@ -66,6 +68,7 @@ def leased(
                     again = result
                     raise _GiveBack
                 lease.complete(result)
+                delivery.came_to("handled")
                 return result
             return again
 

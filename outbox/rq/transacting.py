@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from outbox.inbox.busy import bound_waits, busy_on_lock_timeout
 from outbox.inbox.dedup import checked, once
 from outbox.points import Point, reached
-from outbox.rq.current import as_rq_calls_it, current_job_id, is_retry, log_duplicate
+from outbox.rq.current import as_rq_calls_it, current_job_id, handling, is_retry, log_duplicate
 from outbox.tables import DEFAULT
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def transactional(
     def decorate(function: Callable[Concatenate[Any, P], R]) -> Callable[P, R | None]:
         def run(*args: P.args, **kwargs: P.kwargs) -> R | None:
             job_id = current_job_id(job)
-            with busy_on_lock_timeout(), sessions() as session:
+            with handling(consumer, job_id) as delivery, busy_on_lock_timeout(), sessions() as session:
                 session.begin()
                 bound_waits(session, tables, lock_timeout_s=lock_timeout_s)
                 with once(session, consumer, job_id, tables=tables) as first:
@@ -56,6 +56,7 @@ def transactional(
                     session.rollback()
                     return result
                 session.commit()
+                delivery.came_to("handled" if first else "duplicate")
             reached(Point.BEFORE_ACK)
             if not first:
                 log_duplicate(consumer, job_id)

@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import kombu
@@ -23,10 +24,12 @@ from outbox.faststream import InboxMessage, InboxMiddleware, InboxSession
 from outbox.points import Point
 from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.routes import Route, Routes
+from outbox.wire import Format
 from tests.faults.processes import Program
 from tests.faults.stopped import stopping_at, wait_until_stopped
 from tests.integration.consuming import WAIT_S, effects, until
 from tests.integration.test_kombu_publisher import Steer
+from tests.recorded import context_of, links_of, parent_of, recording
 from tests.rows import outgoing
 
 TO_SHIPPING = Routes((Route("#", exchange="", routing_key="shipping"),))
@@ -317,3 +320,45 @@ def test_a_process_killed_around_its_commit_leaves_one_effect(shop: Shop, point:
         until(lambda: shop.effects() == ["a"] and shop.left() == 0, again.log)
         assert again.wait_until_ready().terminate() == 0, again.log
     assert (shop.effects(), shop.left()) == (["a"], 0)
+
+
+@pytest.mark.parametrize("continues", [False, True])
+def test_a_handler_runs_in_a_span_that_is_linked_to_its_message(shop: Shop, *, continues: bool) -> None:
+    broker = shop.broker(shop.inbox(continue_traces=continues))
+    failing = iter([True, False])
+
+    @broker.subscriber(SHIPPING)
+    async def ship(session: InboxSession, message: InboxMessage) -> None:
+        await shop.record(session, message)
+        if next(failing):
+            raise LookupError
+        with spans.tracer.start_as_current_span("inside"):
+            await asyncio.sleep(0)
+
+    with recording() as spans:
+        shop.publish("a", "a", headers={"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"})
+        run(broker, lambda: len(spans.all()) == 4)
+    found = [dict(span.attributes or {}) for span in spans.named("process shipping")]
+    said = [(attributes.get("outbox.result"), attributes.get("error.type")) for attributes in found]
+    assert sorted(said, key=str) == [("duplicate", None), ("handled", None), (None, "LookupError")]
+    created = (0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)
+    assert [links_of(span) for span in spans.named("process shipping")] == [[created]] * 3
+    assert {parent_of(span) for span in spans.named("process shipping")} == {created if continues else None}
+    assert parent_of(spans.one("inside")) in [context_of(span) for span in spans.named("process shipping")]
+
+
+def test_a_structured_cloud_event_is_the_message_that_it_holds(shop: Shop) -> None:
+    broker, received = shop.broker(), list[Any]()
+
+    @broker.subscriber(SHIPPING)
+    async def ship(session: InboxSession, message: InboxMessage) -> None:
+        await shop.record(session, message)
+        received.append((message.message_id, message.payload, message.content_type, message.type, message.key))
+
+    row = outgoing(key="o-1", type="Placed")
+    publisher = RabbitMQPublisher(shop.broker_url, replace(TO_SHIPPING, format=Format.STRUCTURED, source="/shop"))
+    publisher.connect()
+    publisher.publish([row], Steer())
+    publisher.close()
+    run(broker, lambda: bool(received))
+    assert received == [(str(row.message_id), row.payload, "application/json", "Placed", "o-1")]

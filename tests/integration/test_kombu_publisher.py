@@ -5,9 +5,11 @@ import pytest
 import sqlalchemy as sa
 
 from outbox.errors import BrokerUnavailable
+from outbox.inbox.message import from_kombu
 from outbox.publishers.kombu import KombuPublisher
 from outbox.routes import Route, Routes
 from outbox.states import Outcome
+from outbox.wire import Format
 from tests.rows import outgoing
 from tests.servers.proc import free_port
 
@@ -103,6 +105,19 @@ def test_a_message_arrives_exactly_as_it_was(url, open_publisher):
     assert message.properties["type"] == "Placed"
     assert message.properties["timestamp"] == int(row.created_at.timestamp())
     assert message.delivery_info["routing_key"] == "orders.placed"
+
+
+@pytest.mark.parametrize("form", [Format.CLOUDEVENTS, Format.STRUCTURED])
+@pytest.mark.parametrize("payload", [b"\x00\xff", '{"name":"č"}'.encode(), b""])
+def test_a_cloud_event_arrives_and_our_consumer_sees_the_same_message(url, open_publisher, form, payload):
+    row = outgoing(key="o-1", payload=payload, headers={"tenant": "north"})
+    routes = Routes(TO_ORDERS.routes, format=form, source="/shop")
+    assert outcomes(open_publisher(url, routes).publish([row], Steer())) == {1: Outcome.CONFIRMED}
+
+    message = from_kombu(*arrived(url))
+    assert (message.message_id, message.payload, message.key) == (str(row.message_id), payload, "o-1")
+    assert (message.content_type, message.type) == ("application/json", "orders.placed")
+    assert {"tenant": "north", "cloudEvents_tenant": "north", "cloudEvents_source": "/shop"}.items() <= message.headers.items()
 
 
 def test_a_json_payload_is_encoded_once(url, open_publisher):

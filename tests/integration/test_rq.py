@@ -41,6 +41,7 @@ from tests.faults.stopped import stopping_at, wait_until_stopped
 from tests.integration import rq_jobs
 from tests.integration.consuming import until
 from tests.integration.test_kombu_publisher import Steer, outcomes
+from tests.recorded import context_of, links_of, recording
 from tests.rows import outgoing
 from tests.servers.proc import free_port
 from tests.servers.redis import Redis
@@ -436,3 +437,19 @@ def test_a_publisher_that_is_not_connected_sends_nothing() -> None:
     with pytest.raises(BrokerUnavailable):
         publisher.connect()
     publisher.close()
+
+
+def test_jobs_have_spans_linked_to_where_they_were_enqueued(shop: Shop, tmp_path: Path) -> None:
+    with recording() as spans:
+        shop.enqueue(rq_jobs.ship, "ship")
+        shop.enqueue(rq_jobs.charge, "charge")
+        shop.enqueue(rq_jobs.ask_again, "again", str(tmp_path / "mark"))
+        shop.publish()
+        shop.work_here()
+    created = spans.named("create rq.work")
+    assert links_of(spans.one("send rq.work")) == [context_of(span) for span in created]
+    ship, charge, asked, again = spans.named("process rq.work")
+    assert [links_of(span) for span in (ship, charge, asked, again)] == [[context_of(created[place])] for place in (0, 1, 2, 2)]
+    said = [(span.attributes or {}).get("outbox.result") for span in (ship, charge, asked, again)]
+    assert said == ["handled", "handled", None, "handled"]
+    assert {(span.attributes or {}).get("error.type") for span in (ship, charge, asked, again)} == {None}

@@ -15,6 +15,7 @@ from outbox.celery import LeasedTask, NoUnitOfWork, OutboxCelery, TransactionalT
 from outbox.inbox.errors import Busy
 from outbox.tables import DEFAULT
 from outbox.wire import DELIVERY_HEADER
+from tests.recorded import context_of, links_of, parent_of, recording
 
 effect = sa.Table("effect", sa.MetaData(), sa.Column("what", sa.Text))
 
@@ -274,3 +275,23 @@ def test_a_worker_inside_another_program_does_not_open_the_way_to_the_broker(app
     assert not app.in_worker
     starting._on_worker_init(SimpleNamespace(app=app))
     assert app.in_worker
+
+
+def test_a_task_has_a_span_linked_to_the_call_and_its_own_calls_are_in_it(engine, app, task):
+    def body(self, what):
+        if what == "bad":
+            raise LookupError(what)
+        if what == "again":
+            raise self.retry(countdown=0, args=["good"])
+        app.send_task("shop.other")
+
+    made = task(TransactionalTask, body, max_retries=1)
+    parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    with recording() as spans:
+        for what, task_id in (("good", "one"), ("good", "one"), ("bad", "two"), ("again", "three")):
+            made.apply([what], task_id=task_id, headers={"traceparent": parent})
+    processed = spans.named("process celery.shop.task")
+    said = [((span.attributes or {}).get("outbox.result"), (span.attributes or {}).get("error.type")) for span in processed]
+    assert said == [("handled", None), ("duplicate", None), (None, "LookupError"), (None, None), ("handled", None)]
+    assert parent_of(spans.named("create celery.shop.other")[0]) == context_of(processed[0])
+    assert links_of(processed[0]) == [(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331)]

@@ -1,6 +1,7 @@
 """The TOML file, and which of flag, environment, file and default wins."""
 
 import importlib
+import re
 import threading
 
 import pytest
@@ -179,3 +180,33 @@ def test_without_a_database_url_the_text_names_the_option_and_the_variable():
 
     assert "Missing option '--database-url'" in error
     assert "OUTBOX_DATABASE_URL" in error
+
+
+def test_the_format_and_the_source_are_settings_and_a_route_may_say_another(write, settings_of):
+    routes = settings_of("--config", write(URLS)).routes
+    assert (routes.format, routes.source, routes.format_of("a")) == ("outbox", "", "outbox")
+
+    text = 'format = "cloudevents"\nsource = "/shop"\n[[routes]]\ntopics = "a.*"\nformat = "cloudevents-structured"\n'
+    routes = settings_of("--config", write(URLS + text)).routes
+    assert (routes.format_of("a.b"), routes.format_of("b"), routes.source) == ("cloudevents-structured", "cloudevents", "/shop")
+    routes = settings_of("--config", write(URLS + text), OUTBOX_FORMAT="outbox", OUTBOX_SOURCE="https://shop.example").routes
+    assert (routes.format_of("a.b"), routes.format_of("b"), routes.source) == (
+        "cloudevents-structured",
+        "outbox",
+        "https://shop.example",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ('format = "cloudevents"\n', "format cloudevents needs a source: .*--source /shop"),
+        ('[[routes]]\ntopics = "a"\nformat = "cloudevents-structured"\n', "format cloudevents-structured needs a source"),
+        ('source = "my shop"\n', "source is 'my shop'; write a URI or a path of at most 255 characters"),
+        ('format = "avro"\n', "'avro' is not one of"),
+        ('[[routes]]\ntopics = "a"\nformat = "avro"\n', "route 'a': format is 'avro'; use one of outbox, cloudevents, cloud"),
+        ('[[routes]]\ntopics = "a"\nformat = 7\n', "route 'a': format is 7"),
+    ],
+)
+def test_a_format_that_cannot_work_is_refused(write, text, problem):
+    assert re.search(problem, " ".join(refusal("--config", write(URLS + text)).split()))

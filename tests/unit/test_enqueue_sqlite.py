@@ -1,13 +1,10 @@
 """An event is enqueued within the caller's transaction, whatever kind of session or connection holds it."""
 
 import asyncio
-import json
 import sqlite3
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from types import ModuleType, SimpleNamespace
 from uuid import UUID
 
 import pytest
@@ -402,37 +399,3 @@ def test_tables_in_the_applications_metadata_keep_their_names_and_take_events(tm
 def test_what_is_no_session_and_no_connection_is_a_type_error(target):
     with pytest.raises(TypeError, match="pass the Session or Connection"):
         enqueue(target, EVENT)
-
-
-@pytest.fixture
-def tracing(monkeypatch) -> dict[str, str]:
-    """An application that uses OpenTelemetry, with this context; the names are those of its API."""
-    context = {"traceparent": "00-1-2-01", "tracestate": "a=b", "x-b3": "no"}
-    propagate = SimpleNamespace(inject=lambda carrier: carrier.update(context))
-    monkeypatch.setitem(sys.modules, "opentelemetry", ModuleType("opentelemetry"))
-    monkeypatch.setitem(sys.modules, "opentelemetry.propagate", propagate)
-    return context
-
-
-def _headers(engine, event: Event) -> dict[str, object]:
-    with engine.begin() as connection:
-        enqueue(connection, event)
-    with engine.connect() as connection:
-        text = connection.scalar(sa.text("SELECT headers FROM outbox_message ORDER BY id DESC LIMIT 1"))
-    found: dict[str, object] = json.loads(text)
-    return found
-
-
-def test_the_trace_context_travels_in_the_headers(engine, tracing):
-    assert _headers(engine, EVENT) == {"a": 1, "traceparent": "00-1-2-01", "tracestate": "a=b"}
-    assert EVENT.headers == {"a": 1}
-
-
-def test_a_trace_context_that_the_event_has_is_left_alone(engine, tracing):
-    own = Event(topic="a", payload=1, headers={"traceparent": "00-8-9-01"})
-    assert _headers(engine, own) == {"traceparent": "00-8-9-01"}
-
-
-def test_a_trace_context_is_left_out_where_opentelemetry_is_half_installed(engine, tracing, monkeypatch):
-    monkeypatch.setitem(sys.modules, "opentelemetry.propagate", None)
-    assert _headers(engine, EVENT) == {"a": 1}

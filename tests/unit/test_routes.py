@@ -4,7 +4,7 @@ import pytest
 
 from outbox.errors import ConfigurationError
 from outbox.routes import Route, Routes
-from outbox.wire import DEFAULT_EXCHANGE
+from outbox.wire import DEFAULT_EXCHANGE, Format
 from tests.rows import outgoing
 
 
@@ -102,3 +102,16 @@ def test_many_topics_do_not_grow_the_memory_of_routes_without_end():
         assert routes.of(f"orders.{number}").topics == "#"
 
     assert len(routes._found) <= 10_000
+
+
+def test_a_format_may_be_given_by_its_name():
+    routes = Routes((Route("a", format="outbox"),), format="cloudevents", source="/shop")
+
+    assert (routes.format_of("a"), routes.format_of("b")) == (Format.OUTBOX, Format.CLOUDEVENTS)
+    assert isinstance(routes.format_of("a"), Format)
+    assert isinstance(routes.format_of("b"), Format)
+
+
+def test_a_format_that_nobody_knows_is_refused():
+    with pytest.raises(ConfigurationError, match="format is 'avro'; use one of outbox, cloudevents"):
+        Routes(format="avro")
