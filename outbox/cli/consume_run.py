@@ -9,11 +9,14 @@ import click
 from outbox.broker import tls
 from outbox.cli import inbox, logs, options
 from outbox.cli.exit import Command
+from outbox.cli.measuring import measuring_consumer
 from outbox.cli.types import DURATION
 from outbox.http.health import answering
 from outbox.inbox.runner import HANGS_S, Runner
 from outbox.lifecycle import stop_on_signals
+from outbox.observe.logs import logged
 from outbox.systemd import notifying
+from outbox.telemetry import Telemetry
 from outbox.vitals import Vitals
 
 
@@ -28,8 +31,9 @@ from outbox.vitals import Vitals
 @options.setting("--grace", "After SIGTERM, how long running handlers may take.", type=DURATION, default="25s")
 @options.health
 @options.log_level
+@options.log_format
 @click.pass_context
-def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, **_settings: Any) -> None:
+def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, log_format: str, **_settings: Any) -> None:
     """Handle the messages of MODULE:INBOX. The word `run` may be left out.
 
     SIGTERM or Ctrl-C stops in two phases: it takes nothing new, and finishes what it is handling. A second signal stops at
@@ -42,16 +46,18 @@ def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str
 
     Example: outbox-consume shop.shipping:inbox --broker-url amqp://guest:guest@mq// --workers 4
     """
-    logs.setup(log_level)
+    logs.setup(log_level, form=log_format)
     stop, vitals = stop_on_signals(), Vitals(limit_s=HANGS_S)
-    runner = runner_of(ctx, vitals)
-    with answering(health, vitals, check=runner.check), notifying(vitals, stop):
+    consumer = inbox.find_inbox(ctx.params["path"]).consumer
+    measuring = measuring_consumer(consumer, lambda: runner.look(), served=health is not None)  # noqa: PLW0108 - there is no runner yet
+    runner = runner_of(ctx, vitals, logged(*measuring.subscribers))
+    with answering(health, vitals, check=runner.check, metrics=measuring.answer), notifying(vitals, stop):
         runner.run(stop)
 
 
-def runner_of(ctx: click.Context, vitals: Vitals | None = None) -> Runner:
+def runner_of(ctx: click.Context, vitals: Vitals | None = None, telemetry: Telemetry | None = None) -> Runner:
     """Return the consumer that the options make, not yet connected. Raises `ConfigurationError` if they cannot work."""
     given = ctx.params
     url = tls.with_files(given["broker_url"], ca=given["broker_ca"], cert=given["broker_cert"], key=given["broker_key"])
     found, workers, prefetch = inbox.find_inbox(given["path"]), given["workers"], given["prefetch"]
-    return Runner(found, url, workers=workers, prefetch=prefetch, grace_s=given["grace"], vitals=vitals)
+    return Runner(found, url, workers=workers, prefetch=prefetch, grace_s=given["grace"], vitals=vitals, telemetry=telemetry)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from outbox.cli import logs
 from outbox.errors import BrokerUnavailable, ConfigurationError, DatabaseUnavailable, OutboxError, SchemaError
 from outbox.inbox.errors import HandlersStuck
 
@@ -40,7 +41,7 @@ class Command(click.Command):
         try:
             return super().invoke(ctx)
         except OutboxError as error:
-            click.echo(f"Error: {error}", err=True)
+            logs.last_words(error)
             ctx.exit(exit_code(error))
 
 

@@ -82,7 +82,7 @@ def broker_tls(function: Function) -> Function:
 
 health = setting(
     "--health",
-    "Answer /livez, /readyz and /startupz over HTTP there, e.g. 127.0.0.1:8080; a bare port is on 127.0.0.1 [default: off].",
+    "Answer /livez, /readyz, /startupz and /metrics over HTTP there, e.g. 127.0.0.1:8080; a bare port is on 127.0.0.1 [default: off].",
     type=ADDRESS,
     metavar="HOST:PORT",
 )
@@ -92,4 +92,10 @@ log_level = setting(
     "What to log on stderr.",
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
     default="info",
+)
+log_format = setting(
+    "--log-format",
+    "How: a line of text, or one JSON object a line.",
+    type=click.Choice(["text", "json"], case_sensitive=False),
+    default="text",
 )

@@ -8,10 +8,12 @@ import click
 
 from outbox.cli import config, logs, options
 from outbox.cli.exit import Command
+from outbox.cli.measuring import measuring_relay
 from outbox.cli.settings import settings_of
 from outbox.cli.types import DURATION, WholeNumber
 from outbox.http.health import answering
 from outbox.lifecycle import stop_on_signals
+from outbox.observe.logs import logged
 from outbox.relay.readiness import database_check
 from outbox.relay.service import run_relay
 from outbox.settings import MOST_AT_ONCE
@@ -82,8 +84,9 @@ from outbox.wire import Format
 )
 @options.health
 @options.log_level
+@options.log_format
 @click.pass_context
-def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, **_settings: Any) -> None:
+def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str, log_format: str, **_settings: Any) -> None:
     """Publish what was committed, until stopped.
 
     SIGTERM or Ctrl-C stops in two phases: what is in flight is finished, then the leases are given back. A second
@@ -93,7 +96,12 @@ def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str
     Example: outbox-relay run --database-url postgresql://app@db/shop --broker-url amqp://guest:guest@mq//
     """
     settings = settings_of(ctx)
-    logs.setup(log_level)
+    logs.setup(log_level, form=log_format)
     stop, vitals = stop_on_signals(), Vitals(limit_s=settings.lease_s)
-    with database_check(settings) as check, answering(health, vitals, check=check), notifying(vitals, stop):
-        run_relay(settings, stop, vitals=vitals)
+    with (
+        database_check(settings) as check,
+        measuring_relay(settings, served=health is not None) as measuring,
+        answering(health, vitals, check=check, metrics=measuring.answer),
+        notifying(vitals, stop),
+    ):
+        run_relay(settings, stop, vitals=vitals, telemetry=logged(*measuring.subscribers))

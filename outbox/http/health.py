@@ -1,4 +1,4 @@
-"""The health of a relay or consumer over HTTP: /livez, /readyz and /startupz."""
+"""The health of a relay or consumer over HTTP: /livez, /readyz and /startupz; and its /metrics."""
 
 from __future__ import annotations
 
@@ -23,17 +23,21 @@ TEXT = "text/plain; charset=utf-8"
 
 @contextmanager
 def answering(
-    address: tuple[str, int] | None, vitals: Vitals, *, check: Callable[[], None] | None = None
+    address: tuple[str, int] | None,
+    vitals: Vitals,
+    *,
+    check: Callable[[], None] | None = None,
+    metrics: Callable[[str], Reply] | None = None,
 ) -> Iterator[tuple[str, int] | None]:
     """Answer for a process at `address` while the block runs (None: nowhere); give the real address, port 0 resolved.
 
     `check` raises what keeps the process from being ready; it runs in a thread of its own, at most about once a second.
-    Raises `ConfigurationError` when the address cannot be listened on.
+    `metrics` answers /metrics, given the header Accept. Raises `ConfigurationError` when the address cannot be listened on.
     """
     if address is None:
         yield None
         return
-    with listening("health", address, Health(vitals, check=check).answer) as real:
+    with listening("health", address, Health(vitals, check=check, metrics=metrics).answer) as real:
         yield real
 
 
@@ -45,7 +49,10 @@ class Health:
     what is merely in trouble, like a broker that is away, is `degraded` with 200. `/startupz`: 200 after the first success.
     """
 
-    def __init__(self, vitals: Vitals, *, check: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, vitals: Vitals, *, check: Callable[[], None] | None = None, metrics: Callable[[str], Reply] | None = None
+    ) -> None:
+        self._metrics = metrics
         self._vitals = vitals
         self._readiness = Readiness(check or (lambda: None))
         self._endpoints = {"/livez": self._live, "/readyz": self._ready, "/startupz": self._started}
@@ -53,6 +60,8 @@ class Health:
     def answer(self, target: str, accept: str) -> Reply | None:
         """Return the reply to a request's target, such as `/livez?json`; None for one that is unknown."""
         where = urlsplit(target)
+        if where.path == "/metrics" and self._metrics is not None:
+            return self._metrics(accept)
         endpoint = self._endpoints.get(where.path)
         if endpoint is None:
             return None

@@ -1,10 +1,11 @@
-"""Asks a slow question seldom, bounds how long the answer is waited for, and remembers it for a moment."""
+"""Whether a process is ready: its check is asked seldom, and not waited for for long."""
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
+
+from outbox.seldom import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,39 +29,14 @@ class Readiness:
         keep_s: float = KEEP_S,
         seconds: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._check = check
-        self._limit_s = limit_s
-        self._keep_s = keep_s
-        self._seconds = seconds
-        self._changed = threading.Condition()
-        self._began_at: float | None = None  # of the check that runs
-        self._fresh_until = float("-inf")
-        self._problem: str | None = None
+        self._check = Seldom(check, name="outbox-readiness", limit_s=limit_s, keep_s=keep_s, seconds=seconds)
 
     def problem(self) -> str | None:
         """Return in one line what is wrong; None when all is well."""
-        with self._changed:
-            if self._began_at is None and self._seconds() >= self._fresh_until:
-                self._began_at = self._seconds()
-                threading.Thread(target=self._run, name="outbox-readiness", daemon=True).start()
-            if self._began_at is not None:
-                left_s = self._began_at + self._limit_s - self._seconds()
-                self._changed.wait_for(lambda: self._began_at is None, timeout=max(0.0, left_s))
-            if self._began_at is not None:
-                return f"no answer for {self._seconds() - self._began_at:.1f} s"
-            return self._problem
-
-    def _run(self) -> None:
-        problem: str | None = None
-        try:
-            self._check()
-        except Exception as error:  # noqa: BLE001 - whatever it is, that is what is wrong
-            problem = _one_line(error)
-        with self._changed:
-            self._problem = problem
-            self._began_at = None
-            self._fresh_until = self._seconds() + self._keep_s
-            self._changed.notify_all()
+        answer = self._check.answer()
+        if answer.waiting_s is not None:
+            return f"no answer for {answer.waiting_s:.1f} s"
+        return None if answer.error is None else _one_line(answer.error)
 
 
 def _one_line(error: Exception) -> str:

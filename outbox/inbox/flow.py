@@ -17,7 +17,9 @@ from outbox.inbox.receiving import Receiver
 from outbox.inbox.retrier import Retrier
 from outbox.inbox.settling import Settler
 from outbox.inbox.workers import Workers
+from outbox.mention import mentioned
 from outbox.outage import Outage
+from outbox.telemetry import DatabaseStateChanged
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from outbox.inbox.processing import Run
     from outbox.inbox.receiving import Work
     from outbox.progress import Progress
+    from outbox.store.failed_stats import FailedCounts
+    from outbox.telemetry import Telemetry
 
 log = logging.getLogger("outbox.inbox")
 
@@ -41,12 +45,21 @@ class Flow:
     """A context manager; all methods are for the thread that owns the link to the broker."""
 
     def __init__(
-        self, inbox: Inbox, run: Run, *, counts: Counter[str], progress: Progress, threads: int, wake: Callable[[], None]
+        self,
+        inbox: Inbox,
+        run: Run,
+        *,
+        counts: Counter[str],
+        progress: Progress,
+        threads: int,
+        wake: Callable[[], None],
+        telemetry: Telemetry,
     ) -> None:
         self._inbox = inbox
         self._progress = progress
-        database = Outage(log, "database", DATABASE_AWAY)
-        self._receiver = Receiver(inbox)
+        changed = lambda error: telemetry.emit(DatabaseStateChanged(error is None, error))  # noqa: E731 - it is nothing more
+        database = Outage(log, "database", DATABASE_AWAY, on_change=changed)
+        self._receiver = Receiver(inbox, telemetry)
         self._run = run
         self._settler = Settler(counts, database)
         self._stopping = False
@@ -87,6 +100,10 @@ class Flow:
         """Ask the database whether it answers and has the tables. Raises what is wrong; callable from any thread."""
         self._run(self._receiver.check)
 
+    def look(self) -> FailedCounts:
+        """Count the failed messages by state, each up to a bound; callable from any thread."""
+        return self._run(self._receiver.look)
+
     def stop(self) -> None:
         """Begin on nothing new, and give back what was claimed and not begun."""
         self._stopping = True
@@ -113,6 +130,10 @@ class Flow:
         self._stack.close()
 
     def _handle(self, job: Job) -> Result:
+        with mentioned(job.work.message):
+            return self._handle_it(job)
+
+    def _handle_it(self, job: Job) -> Result:
         if job.error is not None:
             return self._run(self._receiver.fail, job.work, job.error)
         message = job.work.message

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
+from outbox import clock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
@@ -18,6 +20,7 @@ log = logging.getLogger("outbox.inbox")
 
 _SOONER = 4  # after a failure, so that several tries fit into what is left of the lease
 _WIND_UP_S = 5.0
+_SPEAK_EVERY_S = 30.0
 
 
 def beating(
@@ -38,6 +41,7 @@ class Beat:
     def __init__(self, renew: Callable[[], bool], *, every_s: float, extra: Mapping[str, Any]) -> None:
         self._renew = renew
         self._extra = extra
+        self._said_at = float("-inf")
         self.every_s = every_s
 
     def __call__(self) -> float | None:
@@ -45,8 +49,11 @@ class Beat:
         try:
             return self.every_s if self._renew() else None
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease itself tells how long there is to try
-            said = f"{type(error).__name__}: {error}".partition("\n")[0]
-            log.warning("lease not renewed, trying again", extra={**self._extra, "error": said})
+            now = clock.seconds()
+            if now - self._said_at >= _SPEAK_EVERY_S:  # many handlers may run while a database is away
+                self._said_at = now
+                said = f"{type(error).__name__}: {error}".partition("\n")[0]
+                log.warning("lease not renewed, trying again", extra={**self._extra, "error": said})
             return self.every_s / _SOONER
 
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from outbox import clock
+from outbox import clock, mention
 from outbox.errors import NoTransaction
 from outbox.inbox.errors import LeaseLost
 from outbox.inbox.heartbeat import beating
@@ -53,13 +53,14 @@ class Hold:
         self._until = leased_at + record.lease_s
         self._progress_at = leased_at
         self._stuck = False
+        self._mentioned = mention.current()  # the heartbeat logs outside of the handler's context
         self._completed = _Completed.NO
         self._over = None if self.first else "the message is done already; there is no lease on it"
 
     @property
     def extra(self) -> dict[str, Any]:
         """What every record in the log about this hold carries."""
-        return {"consumer": self.record.consumer, "message_id": self.record.message_id, "token": self.token}
+        return {**self._mentioned, "consumer": self.record.consumer, "message_id": self.record.message_id, "token": self.token}
 
     def progress(self) -> None:
         """Note that the handler goes on. Raises `LeaseLost` when the lease is gone, or may be by now."""

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from outbox import clock
 from outbox.enqueueing import enqueue
 from outbox.errors import InvalidEvent
 from outbox.events import Event
@@ -13,19 +14,25 @@ from outbox.inbox import failing, stored
 from outbox.inbox.errors import NoHandler, ProcessDied, UnusableMessage
 from outbox.inbox.handlers import Mode
 from outbox.inbox.inbox import Result
+from outbox.observe.logs import logged
 from outbox.points import Point, reached
 from outbox.store import failed, leases
+from outbox.store.dialects import limit_statements
 from outbox.store.failed import Failure
+from outbox.store.failed_stats import failed_counts
+from outbox.telemetry import DuplicateDropped, HandlingBegan, HandlingEnded, MessageDied, MessageHandled, MessageRetried
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
     from sqlalchemy.orm import Session
 
-    from outbox.inbox.handlers import Rules
+    from outbox.inbox.handlers import Handling, Rules
     from outbox.inbox.inbox import Inbox
     from outbox.inbox.limits import Guard
     from outbox.inbox.message import Message
     from outbox.store.failed import Claimed
+    from outbox.store.failed_stats import FailedCounts
+    from outbox.telemetry import Telemetry
 
 log = logging.getLogger("outbox.inbox")
 
@@ -33,6 +40,8 @@ _COMMITTED = (
     "the handler committed by itself and failed after that; the message counts as handled, and what was not done yet is missing"
 )
 
+_MOST_COUNTED = 5000
+_LOOK_LIMIT_S = 2.0
 _MARGIN_S = 30.0  # how much longer than its time limit a try may take before it counts as dead with its process
 
 
@@ -51,9 +60,10 @@ class Receiver:
     All methods are plain functions; those of an inbox with `async def` handlers run in a greenlet of its event loop.
     """
 
-    def __init__(self, inbox: Inbox) -> None:
+    def __init__(self, inbox: Inbox, telemetry: Telemetry | None = None) -> None:
         self._inbox = inbox
         self._tables = inbox.tables
+        self._emit = (telemetry or logged()).emit
 
     def claim(self, most: int) -> list[Work]:
         """Take up to `most` messages whose next try is due."""
@@ -67,13 +77,20 @@ class Receiver:
         with self._inbox.transaction() as (_session, connection):
             failed.check(connection, self._tables)
 
+    def look(self) -> FailedCounts:
+        """Count the failed messages, for metrics."""
+        with self._inbox.transaction() as (_session, connection):
+            limit_statements(connection, _LOOK_LIMIT_S)
+            return failed_counts(connection, self._tables, self._inbox.consumer, most=_MOST_COUNTED)
+
     def receive(self, work: Work, guard: Guard) -> Result:
         """Handle a message, with `guard` over its handler."""
         message = work.message
         try:
-            rules = self._inbox.handling_of(message).rules
+            handling = self._inbox.handling_of(message)
         except (NoHandler, UnusableMessage) as error:
             return self.fail(work, error)
+        rules = handling.rules
         attempts = self._begin(work, rules)
         if attempts is None:
             return Result.WAITING
@@ -81,8 +98,7 @@ class Receiver:
             return self.fail(work, ProcessDied())
         reached(Point.AFTER_COUNT)
         try:
-            with guard.running(rules, interruptible=not self._inbox.is_async):
-                result = self._inbox.process(message)
+            result = self._try(message, handling, guard)
         except BaseException as error:
             if guard.given_up:
                 raise  # whoever gave it up has that written down
@@ -93,6 +109,26 @@ class Receiver:
         if attempts:
             self._clear(message)
         return result
+
+    def _try(self, message: Message, handling: Handling, guard: Guard) -> Result:
+        """Have a message handled, and tell of it; not while the guard may interrupt, which is for the handler alone."""
+        about = {**self._about(message), "handler": handling.pattern}
+        self._emit(HandlingBegan(**about))
+        began = clock.seconds()
+        try:
+            with guard.running(handling.rules, interruptible=not self._inbox.is_async):
+                result = self._inbox.process(message)
+        except BaseException as error:
+            self._emit(HandlingEnded(**about, seconds=clock.seconds() - began, ran=True, error=error))
+            raise
+        ran = result is Result.HANDLED
+        self._emit(HandlingEnded(**about, seconds=clock.seconds() - began, ran=ran))
+        self._emit(MessageHandled(**about) if ran else DuplicateDropped(**self._about(message)))
+        return result
+
+    def _about(self, message: Message) -> dict[str, Any]:
+        named = {"message_id": message.message_id, "topic": message.topic, "headers": message.headers}
+        return {"consumer": self._inbox.consumer, **named}
 
     def fail(self, work: Work, error: BaseException) -> Result:
         """Write down that a try has failed, and what follows."""
@@ -106,7 +142,7 @@ class Receiver:
                 failure = replace(failure, delay_s=None, error=f"{_COMMITTED}: {failure.error}")
             if failed.record(connection, self._tables, row, failure, attempts=attempts) and failure.delay_s is None:
                 self._bury(session, connection, row, failure)
-        self._report(work.message, error, failure, attempts)
+        self._tell(work.message, error, failure, attempts)
         return Result.DEAD if failure.delay_s is None else Result.RETRY
 
     def give_back(self, work: Work, delay_s: float = 0.0) -> None:
@@ -159,16 +195,18 @@ class Receiver:
             try:
                 enqueue(session, _letter(inbox.dead_letter_topic, row, failure), tables=self._tables)
             except InvalidEvent as error:  # what another producer may publish is more than an event may hold
-                log.warning("no copy for the dead letters' topic", extra={"message_id": row["message_id"], "error": str(error)})
+                log.warning(
+                    "no copy for the dead letters' topic",
+                    extra={"message_id": row["message_id"], "topic": row["topic"], "error": str(error)},
+                )
 
-    def _report(self, message: Message, error: BaseException, failure: Failure, attempts: int) -> None:
-        extra = {"message_id": message.message_id, "topic": message.topic, "attempts": attempts}
-        traceback = None if isinstance(error, failing.EXPLAINED) else error
+    def _tell(self, message: Message, error: BaseException, failure: Failure, attempts: int) -> None:
+        explained = isinstance(error, failing.EXPLAINED)
+        what: dict[str, Any] = {"attempts": attempts, "error": error, "reason": failure.error, "explained": explained}
         if failure.delay_s is None:
-            log.error("message given up", extra={**extra, "error": failure.error}, exc_info=traceback)
+            self._emit(MessageDied(**self._about(message), **what))
         else:
-            extra["retry_in_s"] = round(failure.delay_s, 1)
-            log.warning("handling failed; rolled back", extra={**extra, "error": failure.error}, exc_info=traceback)
+            self._emit(MessageRetried(**self._about(message), **what, retry_in_s=failure.delay_s))
 
 
 def _letter(topic: str, row: dict[str, Any], failure: Failure) -> Event:

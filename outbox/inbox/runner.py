@@ -16,7 +16,9 @@ from outbox.inbox.flow import Flow
 from outbox.inbox.link import Link
 from outbox.inbox.processing import processing
 from outbox.inbox.room import require_room
+from outbox.observe.logs import logged
 from outbox.outage import Outage
+from outbox.telemetry import BreakerChanged, BrokerStateChanged
 from outbox.tracing.server import server_of
 from outbox.vitals import Vitals
 from outbox.waker import Waker
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
     from outbox.inbox.inbox import Inbox
     from outbox.inbox.processing import Run
+    from outbox.store.failed_stats import FailedCounts
+    from outbox.telemetry import Telemetry
 
 log = logging.getLogger("outbox.inbox")
 
@@ -42,7 +46,8 @@ class Runner:
     is written down besides). Up to `prefetch` deliveries (default: 20 more than workers) are taken from the broker at a time. Set
     it to the number of workers when handlers are slow, so that one consumer does not keep from others what it cannot handle
     yet. `grace_s` is how long running handlers may take after the stop, in seconds. `vitals` is where it notes how it is:
-    a handler that hangs on after it was given up counts as hung until it ends.
+    a handler that hangs on after it was given up counts as hung until it ends. `telemetry` is told of every step (default: it
+    is logged).
 
     Guaranteed: a delivery is acknowledged only after the COMMIT of its effects, or of what its failure leads to. It is
     delivered again after a crash at any instant, and its effects are not repeated (on brokers that lose no messages: kombu's
@@ -63,6 +68,7 @@ class Runner:
         prefetch: int | None = None,
         grace_s: float = 25.0,
         vitals: Vitals | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         if workers < 1:
             raise ConfigurationError(f"workers must be at least 1, not {workers}")
@@ -85,8 +91,11 @@ class Runner:
         self._grace_s = grace_s
         self.counts: Counter[str] = Counter()
         """How many tries came to each `Result` so far; `busy` ones found another transaction in the way."""
-        self._outage = Outage(log, "broker")
+        self._telemetry = telemetry or logged()
+        changed = lambda error: self._telemetry.emit(BreakerChanged(error is not None, error))  # noqa: E731 - it is nothing more
+        self._outage = Outage(log, "broker", on_change=changed)
         self._was_connected = False
+        self._found: str | None = None
         self._vitals = vitals or Vitals(limit_s=HANGS_S)
         self._flow: Flow | None = None
 
@@ -115,10 +124,23 @@ class Runner:
             raise OutboxError("not consuming yet")
         self._flow.check()
 
+    def look(self) -> FailedCounts:
+        """Count the consumer's failed messages, for metrics: each state up to a bound. In any thread. Raises what `check` does."""
+        if self._flow is None:
+            raise OutboxError("not consuming yet")
+        return self._flow.look()
+
     def _new_flow(self, run: Run, waker: Waker) -> Flow:
         self._vitals.at_work.set()
-        progress = self._vitals.progress
-        return Flow(self._inbox, run, counts=self.counts, progress=progress, threads=self._threads, wake=waker.wake)
+        return Flow(
+            self._inbox,
+            run,
+            counts=self.counts,
+            progress=self._vitals.progress,
+            threads=self._threads,
+            wake=waker.wake,
+            telemetry=self._telemetry,
+        )
 
     def _consume(self, stop: threading.Event, waker: Waker, flow: Flow) -> float:
         deadline = None
@@ -131,7 +153,7 @@ class Runner:
             except BrokerUnavailable as error:
                 if isinstance(error, BrokerRefused) and not self._was_connected:
                     raise
-                self._vitals.trouble("broker", "unreachable")
+                self._note_broker("unreachable")
                 self._wait_for_broker(stop, flow, self._outage.pause_s(error))
         return deadline or monotonic() + self._grace_s
 
@@ -154,8 +176,14 @@ class Runner:
             self._was_connected = True
             log.info("consuming", extra={"consumer": self._inbox.consumer, "queue": self._inbox.queue})
         self._vitals.started.set()
-        self._vitals.trouble("broker", None)
+        self._note_broker("connected")
         return link
+
+    def _note_broker(self, state: str) -> None:
+        self._vitals.trouble("broker", None if state == "connected" else state)
+        if state != self._found:
+            self._found = state
+            self._telemetry.emit(BrokerStateChanged(state))
 
     def _serve(self, link: Link, flow: Flow, stop: threading.Event) -> None:
         while not stop.is_set():

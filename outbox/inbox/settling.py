@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.backoff import Backoff
 from outbox.inbox.failing import is_contended, is_database_away, retry_after_s
 from outbox.inbox.holds import Holds
+from outbox.mention import naming
 from outbox.points import Point, reached
 
 if TYPE_CHECKING:
@@ -63,13 +64,12 @@ class Settler:
         return self._holds.wait_s(monotonic(), at_most=at_most)
 
     def _delay_s(self, job: Job, error: BaseException) -> float:
-        message_id = job.work.message.message_id
         if is_contended(error):
             self._counts["busy"] += 1
-            log.info("another transaction is in the way; tried again soon", extra={"message_id": message_id})
+            log.info("another transaction is in the way; tried again soon", extra=naming(job.work.message))
             return max(BUSY.delay_s(1), retry_after_s(error))
         if is_database_away(error):
             return self._database.pause_s(error)
         self._counts["unwritten"] += 1
-        log.error("nothing could be written down; tried again", extra={"message_id": message_id}, exc_info=error)
+        log.error("nothing could be written down; tried again", extra=naming(job.work.message), exc_info=error)
         return UNWRITTEN.delay_s(1)

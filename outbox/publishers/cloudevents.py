@@ -75,7 +75,7 @@ def attributes(row: Outgoing, source: str) -> dict[str, Any]:
         found |= {"subject": row.key, "partitionkey": row.key}
     return (
         found
-        | _extensions(row.headers)
+        | _extensions(row.headers or {})
         | {
             "specversion": "1.0",
             "id": str(row.message_id),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from outbox.mention import naming
 from outbox.states import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class Suspects:
         self._new = set()
         if row is not None and row.id in self._alone:
             self._alone[row.id] += 1
-            extra = {"message_id": row.message_id, "topic": row.topic, "times": self._alone[row.id]}
+            extra = {**naming(row), "times": self._alone[row.id]}
             log.warning("connection lost with one message alone on the wire", extra=extra)
 
     def answered(self, rows: Iterable[Outgoing], verdicts: Mapping[int, Verdict]) -> None:

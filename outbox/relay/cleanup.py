@@ -13,6 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from outbox.points import Point, reached
 from outbox.store import retention
 from outbox.store.dialects import limit_statements
+from outbox.telemetry import CleanedUp, Telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,8 +60,10 @@ class Cleanup:
         retention_s: float | None,
         inbox_retention_s: float | None,
         clock: Callable[[], float] = time.monotonic,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._engine = engine
+        self._telemetry = telemetry or Telemetry()
         self._tables = tables
         self._clock = clock
         # Rows that are marked as sent are cleaned up only by relays that know for how long they are to be kept.
@@ -99,6 +102,7 @@ class Cleanup:
         if deleted is not None and deleted.last is not None:
             chore.since = deleted.last
             self._deleted[chore.name] += deleted.count
+            self._telemetry.emit(CleanedUp(chore.name, deleted.count))
 
     def _delete(self, chore: _Chore) -> retention.Deleted | None:
         """Delete one batch in a transaction of its own; `None` if another relay is at it."""

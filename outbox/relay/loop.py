@@ -10,13 +10,27 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
 
+from outbox import clock
 from outbox.errors import BrokerRefused, BrokerUnavailable
+from outbox.observe.logs import logged
 from outbox.outage import Outage
 from outbox.points import Point, reached
 from outbox.relay.ahead import Ahead
 from outbox.relay.batch import Lease
-from outbox.states import Outcome, State, Verdict
+from outbox.relay.telling import tell_failures
+from outbox.states import Outcome, Verdict
 from outbox.store.registry import Broker
+from outbox.telemetry import (
+    BatchClaimed,
+    BatchFenced,
+    BatchPublished,
+    BatchSettled,
+    BreakerChanged,
+    BrokerStateChanged,
+    DatabaseStateChanged,
+    LeaseRenewed,
+    PublishBegan,
+)
 from outbox.tracing.sending import sending
 from outbox.tracing.server import Server
 from outbox.vitals import Vitals
@@ -24,13 +38,14 @@ from outbox.vitals import Vitals
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outbox.publishers.base import Publisher
+    from outbox.publishers.base import Published, Publisher
     from outbox.relay.batch import Batch
     from outbox.relay.cleanup import Cleanup
     from outbox.relay.presence import Presence
     from outbox.relay.registry import Registry
     from outbox.relay.stopping import Stopping
     from outbox.relay.transactions import Settled, Transactions
+    from outbox.telemetry import Telemetry
 
 log = logging.getLogger("outbox.relay")
 
@@ -52,7 +67,8 @@ class Relay:
 
     Guarantees: what it records as sent, the broker has confirmed. Messages of one key are published in id order, and a
     relay that has lost its lease writes nothing. Not guaranteed: that a message is published only once. A crash between
-    publish and settle publishes that batch again, under the same message ids.
+    publish and settle publishes that batch again, under the same message ids. `telemetry` is told of every step (default: it
+    is logged).
     """
 
     def __init__(
@@ -69,6 +85,7 @@ class Relay:
         presence: Presence | None = None,
         ahead_from: float = math.inf,
         server: Server | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._transactions = transactions
         self._publisher = publisher
@@ -86,8 +103,10 @@ class Relay:
         self._claimed: Batch | None = None
         self._empty_polls = 0
         self._met_broker = False
-        self._database = Outage(log, "database")
-        self._broker = Outage(log, "broker")
+        self._emit = (telemetry or logged()).emit
+        self._database = Outage(log, "database", on_change=lambda error: self._emit(DatabaseStateChanged(error is None, error)))
+        self._broker = Outage(log, "broker", on_change=lambda error: self._emit(BreakerChanged(error is not None, error)))
+        self._found: Broker | None = None
 
     def run(self) -> None:
         """Run until asked to stop; then finish what is in flight, give the leases back, and return.
@@ -155,6 +174,7 @@ class Relay:
             self._vitals.started.set()
             return Pause(min(self._poll_interval_s, _BLOCKED_S))
         self._stopping.about_to_look()
+        began = clock.seconds()
         try:
             batch = self._claim()
         except SQLAlchemyError as error:
@@ -166,6 +186,7 @@ class Relay:
             self._note_broker()  # not before the claim: what is waiting to be published does not wait for this
             return self._idle()
         reached(Point.AFTER_CLAIM)
+        self._emit(BatchClaimed(len(batch.rows), batch.set_aside, len(batch.leases), clock.seconds() - began))
         return self._deliver(batch)
 
     def _claim(self) -> Batch | None:
@@ -184,16 +205,12 @@ class Relay:
             on_progress=self._note_answer,
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
-        with sending(batch.rows, self._server) as sent:
-            published = self._publisher.publish(batch.rows, lease)
-            sent.verdicts, sent.lost = published.verdicts, published.lost
+        published = self._publish(batch, lease)
         self._progress.note("claiming from the database")
         self._claimed = self._ahead.take()
         self._progress.note("settling in the database")
         reached(Point.BEFORE_SETTLE)
-        settled = self._settle(batch, published.verdicts)
-        if settled is not None:
-            _report(settled, published.verdicts)
+        self._settle(batch, published.verdicts)
         if published.lost is not None:
             self._give_back()
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
@@ -208,6 +225,18 @@ class Relay:
         batch, self._claimed = self._claimed, None
         if batch is not None:
             self._settle(batch, {row.id: Verdict(Outcome.UNSENT) for row in batch.rows})
+
+    def _publish(self, batch: Batch, lease: Lease) -> Published:
+        if not batch.rows:
+            return self._publisher.publish(batch.rows, lease)
+        self._emit(PublishBegan(batch.rows))
+        began = clock.seconds()
+        with sending(batch.rows, self._server) as sent:
+            published = self._publisher.publish(batch.rows, lease)
+            sent.verdicts, sent.lost = published.verdicts, published.lost
+        now = clock.seconds()
+        self._emit(BatchPublished(batch.rows, published.verdicts, now - began, now - batch.claimed_at, published.lost))
+        return published
 
     def _next(self, batch: Batch) -> Pause:
         """Return no pause while there is something to publish.
@@ -226,6 +255,7 @@ class Relay:
     def _renew(self, leases: Mapping[int, int]) -> set[int]:
         self._progress.note("renewing leases in the database")
         held = self._transactions.renew(leases)
+        self._emit(LeaseRenewed(len(leases), len(held)))
         self._progress.note(_PUBLISHING)
         return held
 
@@ -243,13 +273,17 @@ class Relay:
 
     def _note_trouble(self, broker: Broker | None = None) -> None:
         broker = broker or self._state_of_broker()
+        if broker is not self._found:
+            self._found = broker
+            self._emit(BrokerStateChanged(broker))
         self._vitals.trouble("broker", None if broker is Broker.CONNECTED else broker.value)
 
     def _state_of_broker(self) -> Broker:
         return Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED
 
-    def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> Settled | None:
+    def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> None:
         """Settle, through an outage of the database if need be: what is published and not settled is published twice."""
+        began = clock.seconds()
         while True:
             try:
                 settled = self._transactions.settle(batch, verdicts)
@@ -257,13 +291,20 @@ class Relay:
                 pause_s = self._database.pause_s(error)
                 if self._stopping.grace_over:
                     log.warning("stopped before the database was back; what was published will be published again")
-                    return None
+                    return
                 self._progress.note("waiting to settle in the database", rest_s=pause_s)
                 self._stopping.rest(pause_s)
                 self._progress.note("settling in the database")
             else:
                 self._database.over()
-                return settled
+                self._tell(settled, clock.seconds() - began)
+                return
+
+    def _tell(self, settled: Settled, seconds: float) -> None:
+        if settled.fenced:
+            self._emit(BatchFenced(settled.fenced))
+        first = tell_failures(settled.failures, self._emit)
+        self._emit(BatchSettled(settled.states, seconds, first))
 
     def _idle(self) -> Pause:
         """Return a pause that doubles while there is nothing to do, with jitter so that relays do not poll in step.
@@ -276,14 +317,3 @@ class Relay:
         if self._presence is not None:
             pause_s = min(pause_s, self._presence.wait_s)
         return Pause(pause_s, ends_at_wake=True)
-
-
-def _report(settled: Settled, verdicts: dict[int, Verdict]) -> None:
-    log.debug("settled", extra={"sent": settled.states.get(State.SENT, 0)})
-    if settled.fenced:
-        log.warning("fenced: another relay has the lease, outcomes dropped", extra={"messages": settled.fenced})
-    failed = settled.states.get(State.SCHEDULED, 0)
-    dead = settled.states.get(State.DEAD, 0)
-    if failed or dead:
-        reason = next((verdict.reason for verdict in verdicts.values() if verdict.reason), None)
-        log.warning("messages not published", extra={"will_retry": failed, "dead": dead, "error": reason})

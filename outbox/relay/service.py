@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from outbox import urls
 from outbox.migrations import LATEST
 from outbox.migrations.verify import require
+from outbox.observe.logs import logged
 from outbox.publishers.factory import open_publisher
 from outbox.relay.cleanup import Cleanup
 from outbox.relay.loop import Relay
@@ -30,13 +31,16 @@ if TYPE_CHECKING:
 
     from outbox.publishers.base import Publisher
     from outbox.settings import RelaySettings
+    from outbox.telemetry import Telemetry
     from outbox.vitals import Vitals
 
 log = logging.getLogger("outbox.relay")
 
 
-def run_relay(settings: RelaySettings, stop: threading.Event, *, vitals: Vitals | None = None) -> None:
-    """Run a relay until `stop` is set; `vitals` is where it notes how it is.
+def run_relay(
+    settings: RelaySettings, stop: threading.Event, *, vitals: Vitals | None = None, telemetry: Telemetry | None = None
+) -> None:
+    """Run a relay until `stop` is set; `vitals` is where it notes how it is, `telemetry` what it tells (default: it is logged).
 
     Raises `ConfigurationError`, `DatabaseUnavailable` or `SchemaError` before anything was claimed, and `BrokerRefused`
     if the broker says no at the first connect. A broker that is merely away is waited for, so that an application whose
@@ -47,7 +51,7 @@ def run_relay(settings: RelaySettings, stop: threading.Event, *, vitals: Vitals 
     engine = open_engine(settings.database_url)
     try:
         _check_tables(engine, tables)
-        _run(engine, tables, publisher, settings, stop, vitals=vitals)
+        _run(engine, tables, publisher, settings, stop, vitals=vitals, telemetry=telemetry or logged())
     finally:
         engine.dispose()
 
@@ -88,6 +92,7 @@ def _run(
     stop: threading.Event,
     *,
     vitals: Vitals | None,
+    telemetry: Telemetry,
 ) -> None:
     alone = open_engine(settings.database_url, application_name="outbox-relay-presence", pool_size=1)
     presence = Presence(alone, tables, owner=settings.owner)
@@ -101,7 +106,9 @@ def _run(
         keep_sent=settings.retention_s is not None,
         presence=presence,
     )
-    cleanup = Cleanup(engine, tables, retention_s=settings.retention_s, inbox_retention_s=settings.inbox_retention_s)
+    cleanup = Cleanup(
+        engine, tables, retention_s=settings.retention_s, inbox_retention_s=settings.inbox_retention_s, telemetry=telemetry
+    )
     registry = Registry(engine, tables, owner=settings.owner)
     with waking(settings, stop) as wake_ups:
         relay = Relay(
@@ -117,6 +124,7 @@ def _run(
             # The more a claim reads, the longer a broker would wait for it. On SQLite it would only wait for the settle of the last.
             ahead_from=settings.batch_size / 2 if engine.dialect.name == "postgresql" else math.inf,
             server=server_of(urls.current(settings.broker_url)),
+            telemetry=telemetry,
         )
         log.info("relay started", extra={"relay": settings.owner})
         try:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outbox.outgoing import Outgoing
     from outbox.policies import Policies
     from outbox.relay.presence import Presence
+    from outbox.relay.settling import Settlement
     from outbox.states import Verdict
     from outbox.tables import Tables
 
@@ -38,10 +39,11 @@ _MOST_STRETCH = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was written down: messages by their new state, and how many were dropped because the relay was fenced."""
+    """What was written down: messages by their new state, those that have failed, and how many were dropped as fenced."""
 
     states: Mapping[State, int]
     fenced: int
+    failures: Sequence[Settlement] = ()
 
 
 class Transactions:
@@ -161,7 +163,8 @@ class Transactions:
             mine = [each for each in judged if each.row.partition in held]
             write(connection, self._tables, mine, keep_sent=self._keep_sent)
         self._cursor.settled(mine)
-        return Settled(Counter(each.state for each in mine), fenced=len(judged) - len(mine))
+        failures = [each for each in mine if each.state in FAILED]
+        return Settled(Counter(each.state for each in mine), fenced=len(judged) - len(mine), failures=failures)
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

@@ -87,3 +87,32 @@ def _newest_dead(connection: sa.Connection, tables: Tables, consumer: str) -> di
     newest = sa.select(last).order_by(last.c.dead_at.desc(), last.c.id.desc()).limit(1)
     row = connection.execute(newest).mappings().one_or_none()
     return None if row is None else dict(row)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedCounts:
+    """A consumer's failed messages by state; of those in `capped` there may be more."""
+
+    messages: dict[str, int]
+    capped: frozenset[str]
+
+
+def failed_counts(connection: sa.Connection, tables: Tables, consumer: str, *, most: int) -> FailedCounts:
+    """Count the failed messages of a consumer, reading no more than `most` rows for each state.
+
+    By `failed_messages_due_ix` and `_dead_ix`. What is blocked has no index of its own: it is counted among the first `most` of
+    `_key_ix`, so there may be more whenever so many have a key.
+    """
+    failed = tables.failed
+    mine = exactly(failed.c.consumer, consumer)
+    numbers: dict[str, int] = {}
+    for state, order in (("retry", failed.c.available_at), ("dead", failed.c.id)):
+        these = sa.select(failed.c.consumer).where(mine, failed.c.state == sa.literal_column(f"'{state}'"))
+        some = these.order_by(failed.c.consumer, order).limit(most).subquery()
+        numbers[state] = connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one()
+    keyed = sa.select(failed.c.state).where(mine, failed.c.key.is_not(None))
+    some = keyed.order_by(failed.c.consumer, failed.c.key, failed.c.id).limit(most).subquery()
+    blocked = sa.func.count(sa.case((some.c.state == "blocked", 1)))
+    read, numbers["blocked"] = connection.execute(sa.select(sa.func.count(), blocked).select_from(some)).one()
+    capped = {state for state in ("retry", "dead") if numbers[state] >= most} | ({"blocked"} if read >= most else set())
+    return FailedCounts(numbers, frozenset(capped))

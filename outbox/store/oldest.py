@@ -35,14 +35,24 @@ def oldest_unsent_s(connection: sa.Connection, tables: Tables) -> float | None:
     return max(0.0, round((clock - min(times)).total_seconds(), 3)) if times else None
 
 
-def _pending(tables: Tables) -> sa.ScalarSelect[datetime]:
+def oldest_deliverable_s(connection: sa.Connection, tables: Tables, *, in_line: int) -> float | None:
+    """Return the age in seconds of the oldest message that could be sent now, or `None`. Locks nothing.
+
+    Like `oldest_unsent_s`, but without what is blocked or backs off, and it looks at no more than `in_line` messages of a partition.
+    """
+    looks: list[Any] = [sa.type_coerce(now(), UtcDateTime()), _pending(tables, in_line)]
+    clock, since = connection.execute(sa.select(*looks)).one()
+    return None if since is None else max(0.0, round((clock - since).total_seconds(), 3))
+
+
+def _pending(tables: Tables, in_line: int = _IN_LINE) -> sa.ScalarSelect[datetime]:
     """Walk the first of each partition in `outbox_message_pending_ix`."""
     message, partition = tables.message.alias("waiting"), tables.partition
     first = (
         _waiting_since(message, State.PENDING)
         .where(exactly(message.c.partition, partition.c.partition))
         .order_by(message.c.partition, message.c.id)
-        .limit(_IN_LINE)
+        .limit(in_line)
     )
     return _earliest(sa.select(_earliest(first.correlate(partition)).label("since")).select_from(partition))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
-from outbox.sqltypes import UtcDateTime, now
+from outbox.sqltypes import UtcDateTime, later, now
 
 if TYPE_CHECKING:
     from outbox.tables import Tables
@@ -56,6 +56,12 @@ def relays(connection: sa.Connection, tables: Tables) -> list[Seen]:
     clock = sa.type_coerce(now(), UtcDateTime())
     rows = connection.execute(sa.select(relay, clock.label("clock")).order_by(relay.c.owner)).all()
     return [_seen(row) for row in rows]
+
+
+def alive(connection: sa.Connection, tables: Tables) -> int:
+    """Count the relays that are not silent, by the database's clock. Locks nothing."""
+    seen = tables.relay.c.seen_at
+    return connection.execute(sa.select(sa.func.count()).where(seen > later(sa.literal(-SILENT_AFTER_S, sa.Float)))).scalar_one()
 
 
 def _seen(row: sa.Row[tuple[object, ...]]) -> Seen:

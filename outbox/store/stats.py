@@ -60,16 +60,17 @@ def stats(connection: sa.Connection, tables: Tables) -> Stats:
     )
 
 
-def count(connection: sa.Connection, tables: Tables, state: State) -> int:
-    """Count the messages of a state, up to `MOST_COUNTED`.
+def count(connection: sa.Connection, tables: Tables, state: State, *, most: int | None = None) -> int:
+    """Count the messages of a state, up to `most` (default: `MOST_COUNTED`).
 
     Walks the partial index of that state alone, in its order, which it is alone in having (but for the dead: that of the ids is
     also that of the primary key, which is larger).
     """
     message = tables.message
     # The literal lets the planner prove that the partial index covers the query.
-    these = sa.select(message.c.id).where(message.c.state == sa.literal_column(f"'{state}'"))
-    some = these.order_by(*(message.c[name] for name in _ORDERS[state])).limit(MOST_COUNTED).subquery("some")
+    order = [message.c[name] for name in _ORDERS[state]]  # nothing else is selected, so that the index alone is read
+    these = sa.select(*order).where(message.c.state == sa.literal_column(f"'{state}'"))
+    some = these.order_by(*order).limit(most or MOST_COUNTED).subquery("some")
     return connection.execute(sa.select(sa.func.count()).select_from(some)).scalar_one()
 
 

@@ -46,7 +46,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do, and what chance decides."""
+    """What to do, and what chance decides. `heckled`: somebody listens to the telemetry of all, and raises at every event."""
 
     orders: int
     writers: int
@@ -54,6 +54,7 @@ class Plan:
     kills: int
     seed: int
     timeout_s: float = 600
+    heckled: bool = False
 
 
 def run(plan: Plan, database_url: str, broker_url: str, say: Callable[[str], None]) -> Ledger:
@@ -63,8 +64,11 @@ def run(plan: Plan, database_url: str, broker_url: str, say: Callable[[str], Non
         apply(connection, range(1, LATEST + 1))
         shop.metadata.create_all(connection)
     observer = Observer(broker_url)
-    relays = [processes.relay(f"relay-{number}", database_url, broker_url) for number in (1, 2)]
-    consumer = processes.consumer("consumer", database_url, broker_url)
+    relay_program, consumer_program = (
+        ("tests.faults.heckled_relay", "tests.faults.heckled_consumer") if plan.heckled else ("outbox", "outbox.cli.consume")
+    )
+    relays = [processes.relay(f"relay-{number}", database_url, broker_url, program=relay_program) for number in (1, 2)]
+    consumer = processes.consumer("consumer", database_url, broker_url, program=consumer_program)
     with ExitStack() as stack:
         stack.enter_context(started([consumer], say))
         consumer.wait_until_ready()  # its queue is there: before, what is published would reach the observer alone
@@ -79,6 +83,8 @@ def run(plan: Plan, database_url: str, broker_url: str, say: Callable[[str], Non
         for program in (*relays, consumer):
             if (code := program.wait_until_ready().terminate()) != 0:
                 raise RuntimeError(f"{program.name} ended with exit code {code}")
+            if plan.heckled and "a subscriber to telemetry has failed" not in program.log:
+                raise RuntimeError(f"{program.name} had no listener")
     return count(engine, published_extra=observer.published_extra())
 
 

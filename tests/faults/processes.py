@@ -87,13 +87,13 @@ class Program:
         self.close()
 
 
-def relay(name: str, database_url: str, broker_url: str, *options: str) -> Program:
+def relay(name: str, database_url: str, broker_url: str, *options: str, program: str = "outbox") -> Program:
     """Return a relay, not started; a short lease so that a killed one is missed for seconds only."""
-    command = ("-m", "outbox", "run", "--lease", "8s", "--confirm-timeout", "3s", "--poll-interval", "100ms", *options)
+    command = ("-m", program, "run", "--lease", "8s", "--confirm-timeout", "3s", "--poll-interval", "100ms", *options)
     return Program(name, command, {"OUTBOX_DATABASE_URL": database_url, "OUTBOX_BROKER_URL": broker_url}, ready="relay started")
 
 
-def consumer(name: str, database_url: str, broker_url: str, *options: str) -> Program:
+def consumer(name: str, database_url: str, broker_url: str, *options: str, program: str = "outbox.cli.consume") -> Program:
     """Return the consumer of `tests.faults.shop`, not started."""
-    command = ("-m", "outbox.cli.consume", "tests.faults.consumer:inbox", "--workers", "4", *options)
+    command = ("-m", program, "tests.faults.consumer:inbox", "--workers", "4", *options)
     return Program(name, command, {"OUTBOX_DATABASE_URL": database_url, "OUTBOX_BROKER_URL": broker_url}, ready="consuming")

@@ -16,3 +16,13 @@ def test_every_committed_order_has_its_effect_once_although_everything_is_killed
 
     assert ledger.balances, ledger
     assert ledger.committed == ledger.handled > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_listener_that_raises_at_every_event_changes_no_orders_fate(database_url: str, vhost_url: str) -> None:
+    plan = Plan(orders=250, writers=2, rollback=0.2, kills=1, seed=11, timeout_s=200, heckled=True)
+
+    ledger = run(plan, database_url, vhost_url, print)
+
+    assert ledger.balances, ledger
+    assert ledger.committed == ledger.handled > 0

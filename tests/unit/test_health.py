@@ -306,7 +306,7 @@ def run(*options, tmp_path):
 def test_a_port_in_use_is_a_configuration_error_by_flag_environment_or_file(tmp_path, monkeypatch):
     module = importlib.import_module("outbox.cli.run")  # the package has a command of that name
     monkeypatch.setattr(module, "stop_on_signals", threading.Event)
-    monkeypatch.setattr(module.logs, "setup", lambda _level: None)
+    monkeypatch.setattr(module.logs, "setup", lambda *_, **__: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "relay.toml").write_text(f"health = {port}\n")

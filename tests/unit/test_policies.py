@@ -327,7 +327,7 @@ def test_the_command_line_gives_the_default_that_the_tables_change(run, monkeypa
     found = []
     monkeypatch.setattr(module, "run_relay", lambda settings, _stop, **_more: found.append(settings.policies))
     monkeypatch.setattr(module, "stop_on_signals", threading.Event)
-    monkeypatch.setattr(module.logs, "setup", lambda _level: None)
+    monkeypatch.setattr(module.logs, "setup", lambda *_, **__: None)
     text = 'max_attempts = 4\nmax_age = "1d"\n[[policies]]\ntopics = "mail.#"\non_dead = "skip"\n'
     result = run(text, "--max-attempts", "5", "--on-dead", "park")
 

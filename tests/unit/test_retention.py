@@ -446,7 +446,7 @@ def settings_of(monkeypatch):
     found = []
     monkeypatch.setattr(module, "run_relay", lambda settings, _stop, **_more: found.append(settings))
     monkeypatch.setattr(module, "stop_on_signals", threading.Event)
-    monkeypatch.setattr(module.logs, "setup", lambda _level: None)
+    monkeypatch.setattr(module.logs, "setup", lambda *_, **__: None)
 
     def settings_of(*arguments, **environment):
         urls = ["--database-url", "sqlite:///x", "--broker-url", "memory://"]
