@@ -14,6 +14,8 @@ if [ -z "${OUTBOX_TEST_REDIS_URL:-}" ]; then
     command -v redis-server >/dev/null || missing+=(redis-server)
 fi
 command -v openssl >/dev/null || missing+=(openssl)
+# Without it some tests are skipped, so nobody is asked to install it.
+command -v promtool >/dev/null || [ "$(id -u)" != 0 ] || missing+=(prometheus)
 [ ${#missing[@]} -gt 0 ] || exit 0
 
 export APT_INSTALL_HINT="name running servers in OUTBOX_TEST_POSTGRES_URL, OUTBOX_TEST_RABBITMQ_URL and OUTBOX_TEST_REDIS_URL"
