@@ -384,6 +384,26 @@ def test_what_was_recalled_goes_out_with_the_next_batch_and_its_confirms_are_not
     assert sorted(ids_in(vhost_url, "q")) == sorted(ids_of(rows))
 
 
+def test_each_way_to_fail_has_a_class(vhost_url, open_publisher):
+    declare(vhost_url, "fine")
+    declare(vhost_url, "full", **{"x-max-length": 1, "x-overflow": "reject-publish"})
+    routes = Routes((Route("absent", exchange="absent", declare=False), *TO_QUEUES.routes))
+    publisher = open_publisher(vhost_url, routes)
+    assert publish(publisher, [outgoing(0, topic="full")]) == {0: Outcome.CONFIRMED}
+    topics = ["fine", "nowhere", "full", "too.large", "absent"]
+    headers = {"too.large": {"h": "x" * 200_000}}
+    rows = [outgoing(number, topic=topic, headers=headers.get(topic, {})) for number, topic in enumerate(topics, 1)]
+    verdicts = publisher.publish(rows, Steer()).verdicts
+
+    assert [(row.topic, verdicts[row.id].outcome, verdicts[row.id].error_class) for row in rows] == [
+        ("fine", Outcome.CONFIRMED, None),
+        ("nowhere", Outcome.REJECTED, "Unroutable"),
+        ("full", Outcome.REFUSED, "Nack"),
+        ("too.large", Outcome.UNPUBLISHABLE, "CannotSerialize"),
+        ("absent", Outcome.REJECTED, "NotFound"),
+    ]
+
+
 # Addresses that lead nowhere
 
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
-
 from tests.servers.proc import PrivateServer, find_program, free_port
 
 
@@ -34,7 +32,7 @@ class Prometheus(PrivateServer):
             "rule_files": [path.name for path in rules],
             "scrape_configs": [{"job_name": job, "static_configs": [{"targets": [address]}]} for job, address in targets.items()],
         }
-        (self.folder / "prometheus.yml").write_text(yaml.safe_dump(configuration), encoding="utf-8")
+        (self.folder / "prometheus.yml").write_text(json.dumps(configuration), encoding="utf-8")
 
     def asks(self, path: str, **parameters: str) -> Any:
         """Return the data that its API answers with."""

@@ -3,15 +3,12 @@
 import importlib
 import threading
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from unittest.mock import Mock
 
-import amqp
 import pytest
 from click.testing import CliRunner
 
 from outbox.backoff import Backoff
-from outbox.broker.errors import LOST
 from outbox.cli import main
 from outbox.cli.config import policies
 from outbox.cli.exit import USAGE
@@ -19,13 +16,11 @@ from outbox.errors import ConfigurationError
 from outbox.policies import Policies
 from outbox.publishers.flight import CONFIRMED
 from outbox.publishers.memory import MemoryPublisher
-from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.relay import Transactions
-from outbox.routes import Route, Routes
 from outbox.states import OnDead, Outcome, RetryPolicy, State, Verdict, decide
 from outbox.store.stats import stats
 from outbox.tables import DEFAULT
-from tests.rows import insert, outgoing, row_of, sqlite_database, states, update
+from tests.rows import insert, row_of, sqlite_database, states, update
 
 TOO_LARGE = Verdict(Outcome.UNPUBLISHABLE, "too large", "CannotSerialize")
 UNROUTABLE = Verdict(Outcome.REJECTED, "nowhere to go", "Unroutable")
@@ -225,60 +220,6 @@ def test_only_what_failed_itself_is_counted_as_failed(engine):
     relay(engine, [first])
     with engine.begin() as connection:
         assert stats(connection, DEFAULT).failed == 1
-
-
-class Broker:
-    """A broker and its channel: what it answers depends on the routing key."""
-
-    frame_max = 131_072
-
-    def __init__(self):
-        self.answers = []
-
-    def open(self):
-        self.tag, self.events = 0, {name: set() for name in ("basic_ack", "basic_nack", "basic_return")}
-        return self
-
-    def confirm_select(self):
-        pass
-
-    def basic_publish(self, message, exchange, routing_key, mandatory):
-        self.tag += 1
-        self.answers.append((routing_key, self.tag, message))
-
-    def drain(self, timeout_s):
-        topic, tag, message = self.answers.pop(0)
-        if topic == "absent":
-            raise amqp.NotFound("no exchange 'absent'", (60, 40), reply_code=404)
-        if topic == "nowhere":
-            self.tell("basic_return", SimpleNamespace(reply_text="NO_ROUTE"), "", topic, message)
-        self.tell("basic_nack" if topic == "full" else "basic_ack", tag, False)
-
-    def tell(self, event, *what):
-        for listener in self.events[event]:
-            listener(*what)
-
-    def drop(self):
-        self.answers.clear()
-
-
-def test_each_way_to_fail_at_rabbitmq_has_a_class():
-    assert issubclass(amqp.NotFound, LOST)
-    publisher = RabbitMQPublisher("amqp://", Routes((Route("#", exchange="", routing_key="{topic}", declare=False),)))
-    publisher._broker = Broker()
-    publisher.connect()
-    topics = ["fine", "nowhere", "full", "too.large", "absent"]
-    headers = {"too.large": {"h": "x" * 200_000}}
-    rows = [outgoing(number, topic=topic, headers=headers.get(topic, {})) for number, topic in enumerate(topics)]
-    verdicts = publisher.publish(rows, Mock()).verdicts
-
-    assert [(topic, verdicts[number].outcome, verdicts[number].error_class) for number, topic in enumerate(topics)] == [
-        ("fine", Outcome.CONFIRMED, None),
-        ("nowhere", Outcome.REJECTED, "Unroutable"),
-        ("full", Outcome.REFUSED, "Nack"),
-        ("too.large", Outcome.UNPUBLISHABLE, "CannotSerialize"),
-        ("absent", Outcome.REJECTED, "NotFound"),
-    ]
 
 
 # How the file says it

@@ -19,7 +19,7 @@ FRAME_MAX = 131_072
 def received(row, frame_max=FRAME_MAX):
     """The message as a client reads it off the wire."""
     message = Message(row.payload)
-    message._load_properties(60, prepare(row, routing_key="r", frame_max=frame_max), 0)
+    message._load_properties(60, prepare(row, routing_key="r", frame_max=frame_max).properties, 0)
     return message
 
 
@@ -129,7 +129,7 @@ def test_a_routing_key_that_the_wire_cannot_carry_is_found_here(routing_key):
 def test_what_is_written_here_is_what_py_amqp_writes(values, kind, content_type):
     row = outgoing(headers=values, type=kind, content_type=content_type)
     try:
-        wire = prepare(row, routing_key="r", frame_max=FRAME_MAX)
+        wire = prepare(row, routing_key="r", frame_max=FRAME_MAX).properties
     except CannotSerialize:
         return
     assert wire == amqp.Message(application_headers=headers(row), **properties(row))._serialize_properties()
