@@ -166,6 +166,7 @@ class Relay:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
             self._note(Broker.UNREACHABLE)
+            self._give_back()
             return Pause(self._broker.pause_s(error))
         self._progress.note("claiming from the database")
         self._note_trouble()

@@ -48,7 +48,8 @@ def run_relay(
     """
     tables = Tables(schema=settings.schema)
     publisher = _publisher(settings)
-    engine = open_engine(settings.database_url)
+    # It goes through outages anyway, so it need not ask first, before each transaction, whether a connection still works.
+    engine = open_engine(settings.database_url, pre_ping=False)
     try:
         _check_tables(engine, tables)
         _run(engine, tables, publisher, settings, stop, vitals=vitals, telemetry=telemetry or logged())

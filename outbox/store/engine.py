@@ -26,11 +26,11 @@ _POSTGRESQL = {
 }
 
 
-def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: int = 2) -> sa.Engine:
+def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: int = 2, pre_ping: bool = True) -> sa.Engine:
     """Return an engine for `url`, with READ COMMITTED and short connect timeouts. Does not connect.
 
     A PostgreSQL URL without a driver gets psycopg 3. What of it is in a file (see `outbox.urls`) is read again for each new
-    connection. Raises `ConfigurationError` for a URL that cannot work.
+    connection. `pre_ping`: ask before each use whether a connection still works. Raises `ConfigurationError` for a URL that cannot work.
     """
     parsed = _parse(url)
     if parsed.get_backend_name() == "sqlite":
@@ -40,7 +40,7 @@ def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: 
         isolation_level="READ COMMITTED",
         pool_size=pool_size,
         max_overflow=0,
-        pool_pre_ping=True,
+        pool_pre_ping=pre_ping,
         json_deserializer=_loads,
         connect_args=_patience(parsed, application_name),
     )

@@ -122,6 +122,27 @@ def test_when_the_broker_is_lost_what_was_claimed_ahead_is_given_back_at_once(en
     assert states(engine) == ["pending"] * 200
 
 
+def test_when_the_broker_goes_between_two_batches_what_was_claimed_ahead_is_given_back(engine, rows):
+    stop, transactions, held = threading.Event(), Claims(engine), []
+
+    class Going(MemoryPublisher):
+        def tick(self):
+            if held:
+                stop.set()
+            elif transactions.ahead:
+                held.append(leases(engine))
+                raise BrokerUnavailable("broker: gone")
+
+        def connect(self):
+            if held:
+                held.append(leases(engine))
+
+    run(transactions, Going(), stop)
+
+    assert held[0] > 0
+    assert held[1] == 0
+
+
 def test_a_database_that_fails_only_ahead_delays_nothing(engine, rows):
     stop = threading.Event()
 
