@@ -45,7 +45,7 @@ class Steer:
 def client(url):
     parts = urlsplit(url)
     vhost = kombu.Connection(url).virtual_host
-    with amqp.Connection(f"{parts.hostname}:{parts.port}", virtual_host=vhost, connect_timeout=5) as connection:
+    with amqp.Connection(f"{parts.hostname}:{parts.port}", virtual_host=vhost, connect_timeout=30) as connection:
         yield connection.channel()
 
 
@@ -722,7 +722,7 @@ def test_a_stop_under_a_memory_alarm_ends_the_publish(own_rabbitmq, open_publish
     url = own_rabbitmq.create_vhost()
     declare(url, "q")
     publisher = open_publisher(url)
-    rows = [outgoing(number, topic="q") for number in range(1, 201)]
+    rows = [outgoing(number, topic="q") for number in range(1, 2 * publisher.window)]
     control, published = Blocked(publisher), []
     try:
         own_rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
