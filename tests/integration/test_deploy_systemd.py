@@ -28,7 +28,7 @@ PrivateTmp=no
 EnvironmentFile=
 EnvironmentFile={folder}/relay.env
 ExecStart=
-ExecStart={program} run {options}
+ExecStart="{program}" run {options}
 RestartSec=200ms
 """
 

@@ -242,7 +242,7 @@ def test_the_migration_ends_at_what_no_further_try_can_help():
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
     unit = tmp_path / "outbox-relay.service"
     text = (deployed.FOLDER / "systemd/outbox-relay.service").read_text()
-    unit.write_text(text.replace("/opt/shop/bin/outbox-relay", str(Path(sys.executable).parent / "outbox-relay")))
+    unit.write_text(text.replace("/opt/shop/bin/outbox-relay", f'"{Path(sys.executable).parent}/outbox-relay"'))
     found = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
     assert found.returncode == 0
     assert "Unknown" not in found.stderr
