@@ -1,6 +1,5 @@
 """What a scrape costs the database, however much there is: pages pinned at 200,000 rows, and milliseconds at five million."""
 
-
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
