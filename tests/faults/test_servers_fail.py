@@ -76,10 +76,15 @@ def test_the_broker(strike: Callable[[RabbitMQ, Cell], None], database_url: str,
 def test_a_memory_alarm_comes_and_goes(database_url: str, own_rabbitmq: RabbitMQ) -> None:
     cell = Cell(database_url, own_rabbitmq.create_vhost())
     cell.listen()
+
+    def backlogged() -> bool:
+        cell.write(20)
+        return cell.left() >= 100
+
     with at_work(cell, cell.relay("relay 1"), cell.relay("relay 2")):
         try:
             own_rabbitmq.ctl("set_vm_memory_high_watermark", "0.00001")
-            until(lambda: cell.write(20) or cell.left() >= 100)  # it takes the broker a second to raise the alarm
+            until(backlogged)  # it takes the broker a second to raise the alarm
         finally:
             own_rabbitmq.ctl("set_vm_memory_high_watermark", "0.4")
     cell.judge()
