@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from outbox.broker import tls
 from outbox.cli import inbox, logs, options
 from outbox.cli.exit import Command
 from outbox.cli.measuring import measuring_consumer
+from outbox.cli.settings import broker_url_of
 from outbox.cli.types import DURATION
 from outbox.http.health import answering
 from outbox.inbox.runner import HANGS_S, Runner
@@ -58,6 +58,6 @@ def run(ctx: click.Context, /, *, health: tuple[str, int] | None, log_level: str
 def runner_of(ctx: click.Context, vitals: Vitals | None = None, telemetry: Telemetry | None = None) -> Runner:
     """Return the consumer that the options make, not yet connected. Raises `ConfigurationError` if they cannot work."""
     given = ctx.params
-    url = tls.with_files(given["broker_url"], ca=given["broker_ca"], cert=given["broker_cert"], key=given["broker_key"])
+    url = broker_url_of(given)
     found, workers, prefetch = inbox.find_inbox(given["path"]), given["workers"], given["prefetch"]
     return Runner(found, url, workers=workers, prefetch=prefetch, grace_s=given["grace"], vitals=vitals, telemetry=telemetry)

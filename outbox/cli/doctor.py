@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from typing import Any
 
 import click
 
 from outbox import urls
-from outbox.backoff import Backoff
-from outbox.broker import tls
 from outbox.cli import config, options
 from outbox.cli.diagnosis import page
 from outbox.cli.exit import FOUND, Command
-from outbox.cli.types import DURATION, WholeNumber
+from outbox.cli.run import run
+from outbox.cli.settings import broker_url_of, policy_of
 from outbox.doctor.checks import NAMES
 from outbox.doctor.findings import Level
 from outbox.doctor.run import examine
 from outbox.doctor.scope import Scope
-from outbox.states import RetryPolicy
 from outbox.wire import Format
+
+_OF_THE_RELAY = (
+    "inbox_retention", "lease", "poll_interval", "max_attempts", "retry_first", "retry_ceiling", "max_age", "on_dead",
+    "allow_unconfirmed", "wake", "wake_database_url", "wake_database_url_file", "format", "source",
+)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -34,20 +38,6 @@ from outbox.wire import Format
     "Without a user it is asked as the broker URL's.",
     metavar="URL",
 )
-@options.setting("--inbox-retention", "As the relay has it.", type=DURATION)
-@options.setting("--lease", "As the relay has it.", type=DURATION, default="30s")
-@options.setting("--poll-interval", "As the relay has it.", type=DURATION, default="500ms")
-@options.setting("--max-attempts", "As the relay has it.", type=WholeNumber(1))
-@options.setting("--retry-first", "As the relay has it.", type=DURATION)
-@options.setting("--retry-ceiling", "As the relay has it.", type=DURATION)
-@options.setting("--max-age", "As the relay has it.", type=DURATION)
-@options.setting("--allow-unconfirmed", "As the relay has it.", is_flag=True, default=False)
-@options.setting("--wake", "As the relay has it.", metavar="ADDRESS")
-@options.url("--wake-database-url", "As the relay has it.", required=False)
-@options.setting(
-    "--format", "As the relay has it.", default=Format.OUTBOX.value, type=click.Choice([each.value for each in Format])
-)
-@options.setting("--source", "As the relay has it.", metavar="URI")
 @click.option("--skip", multiple=True, type=click.Choice(NAMES), metavar="CHECK", help="Leave a check out; may be repeated.")
 @click.option("--strict", is_flag=True, help="Count warnings as problems.")
 @options.as_json
@@ -67,28 +57,14 @@ def doctor(ctx: click.Context, /, *, as_json: bool, strict: bool, skip: tuple[st
         ctx.exit(FOUND)
 
 
-def _broker_url(told: dict[str, Any]) -> str | None:
-    url = told["broker_url"]
-    return url and urls.current(tls.with_files(url, ca=told["broker_ca"], cert=told["broker_cert"], key=told["broker_key"]))
-
-
 def _scope(ctx: click.Context, skip: frozenset[str], told: dict[str, Any]) -> Scope:
-    usual = RetryPolicy()
-    policy = RetryPolicy(
-        max_attempts=told["max_attempts"] or usual.max_attempts,
-        backoff=Backoff(
-            first_s=usual.backoff.first_s if told["retry_first"] is None else told["retry_first"],
-            ceiling_s=usual.backoff.ceiling_s if told["retry_ceiling"] is None else told["retry_ceiling"],
-        ),
-        max_age_s=told["max_age"],
-    )
     return Scope(
         database_url=told["database_url"],
-        broker_url=_broker_url(told),
+        broker_url=urls.current(broker_url_of(told)) if told["broker_url"] else None,
         management_url=told["management_url"],
         schema=told["schema"],
         routes=config.routes_of(ctx, form=Format(told["format"]), source=told["source"]),
-        policies=config.policies_of(ctx, policy),
+        policies=config.policies_of(ctx, policy_of(told)),
         lease_s=told["lease"],
         poll_interval_s=told["poll_interval"],
         inbox_retention_s=told["inbox_retention"],
@@ -97,3 +73,12 @@ def _scope(ctx: click.Context, skip: frozenset[str], told: dict[str, Any]) -> Sc
         wake_database_url=told["wake_database_url"],
         skip=skip,
     )
+
+
+def _as_the_relay_has_it(option: Any) -> Any:
+    own = copy(option)
+    own.help = "As the relay has it."
+    return own
+
+
+doctor.params += [_as_the_relay_has_it(each) for each in run.params if each.name in _OF_THE_RELAY]

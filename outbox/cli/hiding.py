@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 
-HIDDEN = "***"
-_NAMES = r"[\w.-]*(?:password|passwd|passphrase|pwd|secret|token|credentials?|signature|api_?key|access_?key)"
+from outbox.cli.redaction import HIDDEN, SECRETS
+
+# Also what in a log is the name of something else, such as a lease's token.
+_NAMES = rf"[\w.-]*(?:{SECRETS}|token|credentials?|signature)"
 _NAME = re.compile(rf"(?i){_NAMES}")
 _IN_A_QUERY = re.compile(rf"(?i)\b({_NAMES}\s*=)[^&;\s]*")
 _OF_A_USER = re.compile(r"(://[^/?#@:]*:).*@")

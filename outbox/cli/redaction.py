@@ -6,7 +6,10 @@ import re
 
 HIDDEN = "***"
 
-_TELLTALE = r"[\w-]*(?:password|passwd|passphrase|pwd|secret|api_?key|access_?key)"
+SECRETS = "password|passwd|passphrase|pwd|secret|api_?key|access_?key"
+"""How the names of secrets end, wherever they stand, as a part of a regular expression."""
+
+_TELLTALE = rf"[\w-]*(?:{SECRETS})"
 _RULES = (
     # In a URL, also with an @ in a password that should have been %40.
     (re.compile(r"(\b[a-zA-Z][\w+.-]*://[^\s:/@'\"]*):[^\s'\"]*@"), rf"\1:{HIDDEN}@"),

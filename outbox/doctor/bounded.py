@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 from typing import TYPE_CHECKING, TypeVar
+
+from outbox.seldom import Seldom
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,19 +18,9 @@ class NoAnswer(Exception):
 
 def bounded(work: Callable[[], T], limit_s: float) -> T:
     """Return what `work` returns, or raise what it raises; `NoAnswer` if it takes longer than `limit_s` seconds."""
-    answer: queue.SimpleQueue[tuple[T | None, Exception | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            answer.put((work(), None))
-        except Exception as error:  # noqa: BLE001 - raised again by whoever waits
-            answer.put((None, error))
-
-    threading.Thread(target=run, name="outbox-doctor", daemon=True).start()
-    try:
-        found, error = answer.get(timeout=max(0.0, limit_s))
-    except queue.Empty:
-        raise NoAnswer from None
-    if error is not None:
-        raise error
-    return found  # type: ignore[return-value]  # what work has returned
+    answer = Seldom(work, name="outbox-doctor", limit_s=limit_s, keep_s=0.0).answer()
+    if answer.waiting_s is not None:
+        raise NoAnswer
+    if answer.error is not None:
+        raise answer.error
+    return answer.value  # type: ignore[return-value]  # what work has returned

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from outbox import clock
+from outbox.observe.logs import Allowance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,7 @@ class Beat:
     def __init__(self, renew: Callable[[], bool], *, every_s: float, extra: Mapping[str, Any]) -> None:
         self._renew = renew
         self._extra = extra
-        self._said_at = float("-inf")
+        self._allowance = Allowance(most=1, within_s=_SPEAK_EVERY_S)  # many handlers may run while a database is away
         self.every_s = every_s
 
     def __call__(self) -> float | None:
@@ -49,9 +49,7 @@ class Beat:
         try:
             return self.every_s if self._renew() else None
         except Exception as error:  # noqa: BLE001 - whatever it was, the lease itself tells how long there is to try
-            now = clock.seconds()
-            if now - self._said_at >= _SPEAK_EVERY_S:  # many handlers may run while a database is away
-                self._said_at = now
+            if self._allowance.take() is not None:
                 said = f"{type(error).__name__}: {error}".partition("\n")[0]
                 log.warning("lease not renewed, trying again", extra={**self._extra, "error": said})
             return self.every_s / _SOONER

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 
@@ -12,6 +12,7 @@ from outbox.observe.topics import Topics
 from outbox.telemetry import (
     BreakerChanged,
     BrokerStateChanged,
+    Choosing,
     DuplicateDropped,
     HandlingEnded,
     MessageDied,
@@ -36,7 +37,7 @@ _COUNTED: tuple[tuple[type[TelemetryEvent], str, str], ...] = (
 )
 
 
-class ConsumerMetrics:
+class ConsumerMetrics(Choosing):
     """A subscriber that counts, in a registry of the caller's own; `read` looks at the database, see `DatabaseGauges`."""
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], FailedCounts], *, consumer: str) -> None:
@@ -53,18 +54,12 @@ class ConsumerMetrics:
             registry=registry,
         )
         registry.register(DatabaseGauges(read, self._families))
-        self._known: dict[type[TelemetryEvent], Callable[[Any], object]] = {
+        self.chosen = {
             **dict.fromkeys(self._counters, self._count),
             HandlingEnded: self._ended,
             BrokerStateChanged: servers.broker,
             BreakerChanged: servers.breaker,
         }
-
-    def __call__(self, event: TelemetryEvent) -> None:
-        """Count an event."""
-        note = self._known.get(type(event))
-        if note is not None:
-            note(event)
 
     def _count(self, event: MessageHandled | DuplicateDropped | MessageRetried | MessageDied) -> None:
         self._counters[type(event)].labels(self._topics(event.topic), self._consumer).inc()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outbox import clock
 from outbox.mention import naming
@@ -11,6 +11,7 @@ from outbox.states import State
 from outbox.telemetry import (
     BatchFenced,
     BatchSettled,
+    Choosing,
     MessageDied,
     MessageRetried,
     PublishFailed,
@@ -52,7 +53,7 @@ class Allowance:
         return {"left_out": left_out} if left_out else {}
 
 
-class EventLog:
+class EventLog(Choosing):
     """A subscriber that logs.
 
     Of a relay's failures twenty lines within twenty seconds are said, for batches as for dead messages; the next one says how
@@ -61,7 +62,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self._failures, self._deaths = Allowance(), Allowance()
-        self._known: dict[type[TelemetryEvent], Callable[[Any], None]] = {
+        self.chosen = {
             BatchSettled: self._settled,
             BatchFenced: self._fenced,
             PublishFailed: self._failed,
@@ -69,12 +70,6 @@ class EventLog:
             MessageRetried: self._retried,
             MessageDied: self._died,
         }
-
-    def __call__(self, event: TelemetryEvent) -> None:
-        """Log an event, if it is one that is logged."""
-        say = self._known.get(type(event))
-        if say is not None:
-            say(event)
 
     def _settled(self, event: BatchSettled) -> None:
         relay.debug("settled", extra={"sent": event.states.get(State.SENT, 0)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.metrics_core import GaugeMetricFamily
@@ -17,9 +17,9 @@ from outbox.telemetry import (
     BatchPublished,
     BreakerChanged,
     BrokerStateChanged,
+    Choosing,
     LeaseRenewed,
     PublishGivenUp,
-    TelemetryEvent,
 )
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _MESSAGES = (1, 10, 50, 100, 250, 500, 1000, 2500, 5000, 10_000)
 _NOT_TRIED = (Outcome.HELD, Outcome.UNSENT)
 
 
-class RelayMetrics:
+class RelayMetrics(Choosing):
     """A subscriber that counts, in a registry of the caller's own; `read` looks at the database, see `DatabaseGauges`."""
 
     def __init__(self, registry: CollectorRegistry, read: Callable[[], Gauges]) -> None:
@@ -58,7 +58,7 @@ class RelayMetrics:
         self._latency = Distribution("outbox_delivery_latency_seconds", latency, bounds=_LATENCY_S)
         registry.register(self._latency)
         registry.register(DatabaseGauges(read, _families))
-        self._known: dict[type[TelemetryEvent], Callable[[Any], object]] = {
+        self.chosen = {
             BatchPublished: self._note_published,
             BatchFenced: lambda _event: self._fenced.inc(),
             LeaseRenewed: lambda _event: self._renewals.inc(),
@@ -66,12 +66,6 @@ class RelayMetrics:
             BrokerStateChanged: servers.broker,
             BreakerChanged: servers.breaker,
         }
-
-    def __call__(self, event: TelemetryEvent) -> None:
-        """Count an event."""
-        note = self._known.get(type(event))
-        if note is not None:
-            note(event)
 
     def _note_published(self, event: BatchPublished) -> None:
         self._duration.observe(event.seconds)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Gauge
 
+from outbox.store.registry import Broker
 from outbox.telemetry import BreakerChanged, BrokerStateChanged
-
-STATES = ("connected", "blocked", "unreachable")
 
 
 class ServerMetrics:
@@ -14,7 +13,7 @@ class ServerMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._state = Gauge("outbox_broker_state", "1 for how the broker was last found.", ["state"], registry=registry)
-        for state in STATES:
+        for state in Broker:
             self._state.labels(state).set(0)
         self._breaker = Gauge(
             "outbox_breaker_open", "1 while work with the broker pauses after a failure, until one succeeds.", registry=registry
@@ -25,9 +24,9 @@ class ServerMetrics:
 
     def broker(self, event: BrokerStateChanged) -> None:
         """Note how the broker is found."""
-        for state in STATES:
+        for state in Broker:
             self._state.labels(state).set(state == event.state)
-        self._blocked.set(event.state == "blocked")
+        self._blocked.set(event.state == Broker.BLOCKED)
 
     def breaker(self, event: BreakerChanged) -> None:
         """Note whether work with it is held up."""

@@ -26,6 +26,21 @@ class Control(Protocol):
         """Note that the broker has answered; renews the lease when that is due."""
 
 
+class Steady(Control):
+    """The control of a publish that has no lease and is not asked to stop: it goes on to the end."""
+
+    def may_send(self) -> bool:
+        """Say yes."""
+        return True
+
+    def may_wait(self) -> bool:
+        """Say yes."""
+        return True
+
+    def progress(self) -> None:
+        """Do nothing."""
+
+
 @dataclass(slots=True)
 class Published:
     """What became of a batch: a verdict for every row by its id, and the error if the connection was lost."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from outbox import clock
 
@@ -22,6 +22,18 @@ class TelemetryEvent:
 
 Subscriber: TypeAlias = Callable[[TelemetryEvent], object]
 """Gets every event, in the thread in which it happened, one at a time per thread; picks by class what it is for."""
+
+
+class Choosing:
+    """A subscriber that is for some classes of events: `chosen` says what is done with each."""
+
+    chosen: Mapping[type[TelemetryEvent], Callable[[Any], object]]
+
+    def __call__(self, event: TelemetryEvent) -> None:
+        """Do what is to be done with an event, if anything is."""
+        do = self.chosen.get(type(event))
+        if do is not None:
+            do(event)
 
 
 class Telemetry:

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from outbox.identity import PARTITIONS
 from outbox.inbox import Inbox, Message
 from outbox.policies import Policies
+from outbox.publishers.base import Steady
 from outbox.publishers.memory import MemoryPublisher
 from outbox.relay.transactions import Transactions
 from outbox.store import claim, snapshots
@@ -90,7 +91,7 @@ class _Drain:
         """Publish all batches together, so that the order does not depend on the partitions, and settle them."""
         rows = sorted((row for batch in batches for row in batch.rows), key=lambda row: row.id)
         before = len(self._publisher.published)
-        verdicts = self._publisher.publish(rows, _Control()).verdicts
+        verdicts = self._publisher.publish(rows, Steady()).verdicts
         for batch in batches:
             self._transactions.settle(batch, {row.id: verdicts[row.id] for row in batch.rows})
         return [_as_received(row) for row in sorted(self._publisher.published[before:], key=lambda row: row.id)]
@@ -112,19 +113,6 @@ class _Drain:
     def _claimed(self) -> Iterator[Batch]:
         while (batch := self._transactions.claim()) is not None:
             yield batch
-
-
-class _Control:
-    """Lets a publisher go on to the end."""
-
-    def may_send(self) -> bool:
-        return True
-
-    def may_wait(self) -> bool:
-        return True
-
-    def progress(self) -> None:
-        pass
 
 
 def _as_received(row: Outgoing) -> Message:

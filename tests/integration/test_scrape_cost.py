@@ -1,5 +1,7 @@
 """What a scrape costs the database, however much there is: pages pinned at 200,000 rows, and milliseconds at five million."""
 
+import statistics
+
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
@@ -76,10 +78,7 @@ def test_a_scrape_reads_a_bounded_part_of_each_states_own_index(crowded, vacuume
 @pytest.mark.matrix
 @pytest.mark.parametrize("vacuumed", [False, True])
 def test_a_scrape_takes_the_database_less_than_ten_milliseconds(crowded, vacuumed):
-    """As the server counts it: to plan and to run the statements of a look, once the pages are in memory.
-
-    The quickest of many: what else runs on the machine is in the others, and is nothing that a look costs.
-    """
+    """As the server counts it: to plan and to run the statements of a look, once the pages are in memory. Wants the machine to itself."""
     if vacuumed:
         analyze(crowded)
     took = []
@@ -91,7 +90,7 @@ def test_a_scrape_takes_the_database_less_than_ten_milliseconds(crowded, vacuume
         connection.rollback()
     print(sorted(took))
 
-    assert min(took) < 10
+    assert statistics.median(took) < 10
     assert KEEP_S >= 5, "and no more often than that"
 
 

@@ -7,7 +7,7 @@ import kombu
 
 from outbox.identity import new_message_id
 from outbox.outgoing import Outgoing
-from outbox.publishers.base import Control
+from outbox.publishers.base import Steady
 from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.routes import Route, Routes
 from outbox.states import Outcome
@@ -18,19 +18,6 @@ from tests.servers.rabbitmq import RabbitMQ
 QUEUE = "bench"
 BODY = b"x" * 240
 PIPELINED, EACH = 5000, 1500
-
-
-class Steady(Control):
-    """A lease that never ends."""
-
-    def may_send(self) -> bool:
-        return True
-
-    def may_wait(self) -> bool:
-        return True
-
-    def progress(self) -> None:
-        pass
 
 
 def run(*, pairs: int) -> dict[str, Any]:

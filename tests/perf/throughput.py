@@ -14,10 +14,10 @@ import kombu
 
 from outbox.identity import new_message_id, partition_of
 from outbox.outgoing import Outgoing
+from outbox.publishers.base import Steady
 from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.routes import Routes
 from outbox.states import Outcome
-from tests.perf.confirms import Steady
 from tests.perf.parts import backlog
 from tests.perf.parts.queue import EXCHANGE, Queue, queue
 from tests.perf.parts.relaying import relay, seconds_until

@@ -16,6 +16,7 @@ from sqlalchemy.orm import sessionmaker
 import outbox
 from outbox import Event, Inbox, Message
 from outbox.delivery import Delivery
+from outbox.publishers.base import Steady
 from outbox.publishers.memory import MemoryPublisher
 from outbox.publishers.wire_message import headers as wire_headers
 from outbox.states import Outcome, Verdict
@@ -208,7 +209,7 @@ def test_a_large_batch_has_a_link_for_every_message():
         for number in range(1, 2 * LINKS_AT_MOST + 2)
     ]
     with recording() as spans, sending(rows, server_of("amqp://u:p@mq.example/")) as sent:
-        published = MemoryPublisher().publish(rows, _Steer())
+        published = MemoryPublisher().publish(rows, Steady())
         sent.verdicts = published.verdicts
     found = spans.named("send", "send t.1")
     assert [(span.attributes or {})["messaging.batch.message_count"] for span in found] == [LINKS_AT_MOST, LINKS_AT_MOST, 1]
@@ -217,17 +218,6 @@ def test_a_large_batch_has_a_link_for_every_message():
     assert topics == [row.topic for row in rows[:LINKS_AT_MOST]]
     assert {span.status.status_code for span in found} == {StatusCode.UNSET}
     assert (found[0].attributes or {})["server.port"] == 5672
-
-
-class _Steer:
-    def may_send(self) -> bool:
-        return True
-
-    def may_wait(self) -> bool:
-        return True
-
-    def progress(self) -> None:
-        pass
 
 
 def test_a_batch_that_fails_in_several_ways_says_so():

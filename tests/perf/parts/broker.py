@@ -11,11 +11,11 @@ import amqp
 
 from outbox.identity import new_message_id
 from outbox.outgoing import Outgoing
+from outbox.publishers.base import Steady
 from outbox.publishers.rabbitmq import RabbitMQPublisher
 from outbox.routes import Routes
 from outbox.states import Outcome
 from outbox.wire import DEFAULT_EXCHANGE
-from tests.perf.confirms import Steady
 
 QUEUE = "bench"
 TOPIC = "bench.one"
