@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kombu
@@ -141,6 +142,9 @@ def _not_here(engine: sa.Engine, scope: Scope, check: DatabaseCheck) -> str | No
 
 
 def _in_database(engine: sa.Engine, tables: Tables, scope: Scope, check: DatabaseCheck) -> list[Finding]:
+    file = engine.url.database if engine.dialect.name == "sqlite" else None
+    if file and not Path(file).exists():  # SQLite would make it
+        raise _Away(f"the database: there is no file {file}")
     try:
         found: list[Finding] = _in_transaction(engine, lambda connection: list(check.run(Database(connection, tables, scope))))
         return found

@@ -12,7 +12,6 @@ from outbox.observe.topics import Topics
 from outbox.telemetry import (
     BreakerChanged,
     BrokerStateChanged,
-    Choosing,
     DuplicateDropped,
     HandlingEnded,
     MessageDied,
@@ -20,6 +19,7 @@ from outbox.telemetry import (
     MessageRetried,
     TelemetryEvent,
 )
+from outbox.telemetry.bus import Choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,7 +11,6 @@ from outbox.states import State
 from outbox.telemetry import (
     BatchFenced,
     BatchSettled,
-    Choosing,
     MessageDied,
     MessageRetried,
     PublishFailed,
@@ -19,6 +18,7 @@ from outbox.telemetry import (
     Telemetry,
     TelemetryEvent,
 )
+from outbox.telemetry.bus import Choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,10 +17,10 @@ from outbox.telemetry import (
     BatchPublished,
     BreakerChanged,
     BrokerStateChanged,
-    Choosing,
     LeaseRenewed,
     PublishGivenUp,
 )
+from outbox.telemetry.bus import Choosing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

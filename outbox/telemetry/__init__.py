@@ -1,6 +1,6 @@
 """The catalogue of what relays and consumers tell while they work; logs, metrics and traces subscribe to it."""
 
-from outbox.telemetry.bus import Choosing, Subscriber, Telemetry, TelemetryEvent
+from outbox.telemetry.bus import Subscriber, Telemetry, TelemetryEvent
 from outbox.telemetry.consumer import DuplicateDropped, HandlingBegan, HandlingEnded, MessageDied, MessageHandled, MessageRetried
 from outbox.telemetry.relay import (
     BatchClaimed,
@@ -22,7 +22,6 @@ __all__ = [
     "BatchSettled",
     "BreakerChanged",
     "BrokerStateChanged",
-    "Choosing",
     "CleanedUp",
     "DatabaseStateChanged",
     "DuplicateDropped",

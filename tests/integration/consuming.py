@@ -14,6 +14,9 @@ from sqlalchemy.orm import Session, sessionmaker
 import outbox
 from outbox import Inbox, Message
 from outbox.inbox.runner import Runner
+from outbox.relay.service import run_relay
+from outbox.routes import Routes
+from outbox.settings import RelaySettings
 from outbox.tables import DEFAULT
 
 WAIT_S = 30
@@ -111,4 +114,24 @@ def running(inbox: Inbox, broker_url: str, **options: Any) -> Iterator[Runner]:
         stop.set()
         thread.join(WAIT_S)
     assert not thread.is_alive()
+    assert errors == []
+
+
+@contextmanager
+def relaying(database_url: str, broker_url: str, routes: Routes | None = None) -> Iterator[None]:
+    """Run a relay in a thread."""
+    stop, errors = threading.Event(), list[BaseException]()
+    settings = RelaySettings(database_url=database_url, broker_url=broker_url, routes=routes or Routes(), poll_interval_s=0.05)
+
+    def run() -> None:
+        try:
+            run_relay(settings, stop)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    stop.set()
+    thread.join(WAIT_S)
     assert errors == []

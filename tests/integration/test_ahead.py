@@ -14,16 +14,9 @@ from outbox.publishers.memory import MemoryPublisher
 from outbox.relay import Relay, Transactions
 from outbox.relay.stopping import Stopping
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, states
+from tests.rows import insert, states
 
 BATCH = 16
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from outbox.relay import Transactions
 from outbox.states import State
 from outbox.tables import DEFAULT
 from tests.integration.consuming import until
-from tests.rows import database, insert, partition, sqlite_database
+from tests.rows import insert, partition, sqlite_database
 from tests.servers.proc import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -82,13 +82,6 @@ def with_url(url, **parts):
     where = f"{split.hostname}:{parts.get('port', split.port)}"
     password = parts.get("password", split.password)
     return urlunsplit(split._replace(netloc=f"{split.username}:{password}@{where}", path=parts.get("path", split.path)))
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

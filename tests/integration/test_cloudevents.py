@@ -1,7 +1,5 @@
 """Messages as CloudEvents through a real RabbitMQ; what a plain client received is read by the CloudEvents SDK, which is the judge."""
 
-import threading
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC
 from typing import Any
@@ -21,12 +19,10 @@ from outbox import Event, Message
 from outbox.outgoing import Outgoing
 from outbox.publishers.cloudevents import AMQP, KAFKA, MOST_EXTENSIONS, binary
 from outbox.publishers.rabbitmq import RabbitMQPublisher
-from outbox.relay.service import run_relay
 from outbox.routes import Route, Routes
-from outbox.settings import RelaySettings
 from outbox.states import Outcome
 from outbox.wire import Format
-from tests.integration.consuming import WAIT_S, Shop, record, running, until
+from tests.integration.consuming import Shop, record, relaying, running, until
 from tests.integration.test_rabbitmq_publisher import Steer, arrived, declare
 from tests.rows import outgoing
 
@@ -238,27 +234,8 @@ def shop(database_url, vhost_url):
     shop.close()
 
 
-@contextmanager
-def relaying(shop, routes, database_url):
-    stop, errors = threading.Event(), []
-
-    def run():
-        try:
-            run_relay(
-                RelaySettings(database_url=database_url, broker_url=shop.broker_url, routes=routes, poll_interval_s=0.05), stop
-            )
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield
-    stop.set()
-    thread.join(WAIT_S)
-    assert errors == []
-
-
-def test_no_message_is_handled_twice_when_the_format_is_switched_while_it_is_on_its_way(shop, database_url):
+def received_by(shop):
+    """Give the shop a handler that records each message's effect; return the list of what it gets."""
     received: list[Message] = []
 
     @shop.inbox.transactional("orders.*")
@@ -266,6 +243,11 @@ def test_no_message_is_handled_twice_when_the_format_is_switched_while_it_is_on_
         received.append(message)
         record(session, message)
 
+    return received
+
+
+def test_no_message_is_handled_twice_when_the_format_is_switched_while_it_is_on_its_way(shop, database_url):
+    received = received_by(shop)
     shop.declare()
     with shop.engine.begin() as connection:
         connection.execute(sa.text("INSERT INTO outbox_partition (partition) SELECT generate_series(0, 63)"))
@@ -274,7 +256,7 @@ def test_no_message_is_handled_twice_when_the_format_is_switched_while_it_is_on_
     formats = (Routes(), *(Routes(format=form, source="/shop") for form in BOTH))
     with running(shop.inbox, shop.broker_url) as runner:
         for number, routes in enumerate(formats, start=1):
-            with relaying(shop, routes, database_url):
+            with relaying(database_url, shop.broker_url, routes):
                 until(lambda number=number: sum(runner.counts.values()) == number)
             with shop.engine.begin() as connection:  # as a relay leaves it that dies between publish and settle
                 outbox.enqueue(connection, Event(**columns, message_id=message_id))
@@ -289,13 +271,7 @@ EVENT = {"id": "7", "source": "/other", "type": "Paid", "partitionkey": "k", "te
 
 @pytest.mark.parametrize("make", [to_binary_event, to_structured_event])
 def test_an_event_of_a_foreign_producer_is_handled_once_in_either_mode(shop, make):
-    received: list[Message] = []
-
-    @shop.inbox.transactional("orders.*")
-    def handle(session: Session, message: Message) -> None:
-        received.append(message)
-        record(session, message)
-
+    received = received_by(shop)
     shop.declare()
     for each in (make, make, to_binary_event, to_structured_event):
         event: RabbitMQMessage = each(CloudEvent(dict(EVENT) | {"datacontenttype": "application/json"}, {"ok": True}))

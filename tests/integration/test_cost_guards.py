@@ -30,13 +30,6 @@ WEEK_S = timedelta(days=7).total_seconds()
 
 
 @pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
-@pytest.fixture
 def relay(engine, monkeypatch):
     """A relay that does not look who is writing, which it does once a second."""
     monkeypatch.setattr(cursor, "LOOK_EVERY_S", math.inf)

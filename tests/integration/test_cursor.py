@@ -13,17 +13,10 @@ from outbox.states import Outcome, RetryPolicy, Verdict
 from outbox.store import pauses
 from outbox.store.dead import Selection
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, message
+from tests.rows import insert, message
 
 UNPUBLISHABLE = Verdict(Outcome.UNPUBLISHABLE, "too large")
 REJECTED = Verdict(Outcome.REJECTED, "unroutable")
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture(autouse=True)

@@ -26,18 +26,11 @@ from outbox.store import settle
 from outbox.store.dead import Selection
 from outbox.tables import DEFAULT
 from outbox.topics import matches
-from tests.rows import database, insert, partition, row_of, states
+from tests.rows import insert, partition, row_of, states
 from tests.servers.proc import free_port
 
 FATAL = Verdict(Outcome.UNPUBLISHABLE, "too large", "TooLarge")
 ALL = Selection()
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 class Always:

@@ -16,16 +16,9 @@ from tests.faults.proxy import Proxy
 from tests.integration.consuming import until
 from tests.integration.test_health import ask, port_of
 from tests.integration.test_rabbitmq_publisher import with_url
-from tests.rows import database, insert
+from tests.rows import insert
 from tests.servers.proc import free_port
 from tests.story import ROOT
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @contextmanager

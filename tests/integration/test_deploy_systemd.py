@@ -68,13 +68,6 @@ def restarts(manager):
     return int(manager.shows(UNIT, "NRestarts")[0])
 
 
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
 def test_start_returns_when_the_relay_is_at_work_and_stop_when_it_has_ended_in_order(
     manager, install, database_url, vhost_url, engine
 ):

@@ -562,6 +562,14 @@ def test_a_server_that_hangs_does_not_hang_it(system: System, which: str, monkey
     let_go()
 
 
+def test_a_file_that_is_not_there_is_a_problem_and_is_not_made(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json", "--database-url", f"sqlite:///{tmp_path}/none.db"])
+
+    assert result.exit_code == FOUND, result.output
+    assert f"there is no file {tmp_path}/none.db" in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
 def let_go() -> None:
     """Wait for what a doctor that has ended has left behind, which in a process of its own ends with that."""
     for thread in threading.enumerate():

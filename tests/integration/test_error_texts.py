@@ -14,7 +14,7 @@ from outbox.relay import Transactions
 from outbox.relay.settling import storable
 from outbox.states import Outcome, RetryPolicy, Verdict
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, row_of, states, update
+from tests.rows import insert, row_of, states, update
 
 BAD = [
     "a\x00b",
@@ -26,13 +26,6 @@ BAD = [
     "\x1b[31m",
     "č" * 5000,
 ]
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, judge=lambda _row: CONFIRMED):

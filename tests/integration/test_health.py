@@ -24,13 +24,6 @@ LEASE_S = 5.5
 SOON = ("--lease", f"{LEASE_S}s", "--confirm-timeout", "500ms", "--health", "127.0.0.1:0")
 
 
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
-
-
 @contextmanager
 def relay(name, database_url, broker_url, *options):
     """A relay with a short lease, at work; gives what asks it, and its program."""

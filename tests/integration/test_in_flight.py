@@ -4,7 +4,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
-import pytest
 import sqlalchemy as sa
 
 from outbox import Event, enqueue
@@ -17,17 +16,10 @@ from outbox.relay import Relay, Transactions
 from outbox.relay.stopping import Stopping
 from outbox.states import Outcome, RetryPolicy, Verdict
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, message, partition, row_of, states, update
+from tests.rows import insert, message, partition, row_of, states, update
 
 REJECTED = Verdict(Outcome.REJECTED, "unroutable", "Unroutable")
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, owner, *, lease_s=30, batch_size=1000):

@@ -3,7 +3,6 @@
 import time
 
 import kombu
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.faults import processes, shop
@@ -11,14 +10,7 @@ from tests.faults.observer import Observer
 from tests.faults.proxy import Proxy
 from tests.integration.consuming import until
 from tests.integration.test_health import ask, port_of, relay
-from tests.rows import database, insert
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
+from tests.rows import insert
 
 
 def read(one):

@@ -22,16 +22,9 @@ from outbox.tables import DEFAULT
 from tests.faults import processes
 from tests.faults.observer import Observer
 from tests.integration.consuming import until
-from tests.rows import database, insert, states
+from tests.rows import insert, states
 
 PLACED, PAID, OTHER = "orders.placed", "orders.paid", "stock.moved"
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, owner="relay", *, batch_size=1000):

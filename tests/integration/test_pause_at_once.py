@@ -11,16 +11,8 @@ from outbox.relay.resuming import Resume
 from outbox.store import pauses
 from outbox.tables import DEFAULT
 from tests.integration.test_dead import wait_until_blocked
-from tests.rows import database
 
 PATTERN = "orders.*"
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def pause(engine):

@@ -18,7 +18,7 @@ from outbox.states import RetryPolicy, State
 from outbox.tables import DEFAULT
 from tests.integration.consuming import until
 from tests.integration.test_rabbitmq_publisher import declare, ids_in
-from tests.rows import database, insert, row_of
+from tests.rows import insert, row_of
 from tests.servers import rabbitmq as mq
 
 BACKOFF_S = 0.3
@@ -53,13 +53,6 @@ def url(broker):
     declare(url, "good")
     declare(url, "full", **{"x-max-length": 0, "x-overflow": "reject-publish"})
     return url
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def open_relay(engine, url, stop):

@@ -17,15 +17,8 @@ from outbox.relay.stopping import Stopping
 from outbox.store import presence as store
 from outbox.store.engine import open_engine
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, partition
+from tests.rows import insert, partition
 from tests.servers.proc import free_port
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture(autouse=True)

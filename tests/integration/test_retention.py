@@ -20,18 +20,11 @@ from outbox.relay import Transactions
 from outbox.relay.cleanup import BATCH, Cleanup
 from outbox.store import retention
 from outbox.tables import DEFAULT, Tables
-from tests.rows import database, insert, message, row_of, states
+from tests.rows import insert, message, row_of, states
 
 DAY_S = 86_400.0
 WEEK = {"older_than_s": 7 * DAY_S, "since": None}
 processed = DEFAULT.processed
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def cleaner(engine, *, clock=lambda: 0.0, tables=DEFAULT):

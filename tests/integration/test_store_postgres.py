@@ -19,16 +19,9 @@ from outbox.relay import Transactions, cursor
 from outbox.states import Outcome, RetryPolicy, State, Verdict
 from outbox.store import claim, promote, settle
 from outbox.tables import DEFAULT
-from tests.rows import database, insert, message, partition, row_of, states, update
+from tests.rows import insert, message, partition, row_of, states, update
 
 REJECTED = Verdict(Outcome.REJECTED, "unroutable")
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, owner="relay", *, batch_size=1000):

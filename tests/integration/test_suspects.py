@@ -18,18 +18,11 @@ from outbox.tables import DEFAULT
 from tests.faults.proxy import Proxy
 from tests.integration.consuming import until
 from tests.integration.test_rabbitmq_publisher import arrived, declare
-from tests.rows import database, insert, row_of
+from tests.rows import insert, row_of
 
 MARK = b"this breaks the connection"
 ROUTES = Routes((Route("#", exchange="", declare=False),))
 ATTEMPTS = 3
-
-
-@pytest.fixture
-def engine(database_url):
-    engine = database(database_url)
-    yield engine
-    engine.dispose()
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -21,12 +20,10 @@ from sqlalchemy.orm import Session
 
 import outbox
 from outbox import Event, Inbox, Message
-from outbox.relay.service import run_relay
 from outbox.routes import Route, Routes
-from outbox.settings import RelaySettings
 from outbox.tracing import tracer as tracing
 from outbox.wire import Format
-from tests.integration.consuming import WAIT_S, Shop, record, running, until
+from tests.integration.consuming import Shop, record, relaying, running, until
 from tests.integration.test_rabbitmq_publisher import arrived, declare
 from tests.recorded import Spans, context_of, links_of, parent_of, recording, set_up
 from tests.story import ROOT
@@ -34,26 +31,6 @@ from tests.terminal import Terminal
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331"
 TOPIC = "orders.placed"
-
-
-@contextmanager
-def relaying(database_url: str, broker_url: str, routes: Routes | None = None) -> Iterator[None]:
-    """Run a relay in a thread."""
-    stop, errors = threading.Event(), list[BaseException]()
-    settings = RelaySettings(database_url=database_url, broker_url=broker_url, routes=routes or Routes(), poll_interval_s=0.05)
-
-    def run() -> None:
-        try:
-            run_relay(settings, stop)
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    yield
-    stop.set()
-    thread.join(WAIT_S)
-    assert errors == []
 
 
 @pytest.fixture

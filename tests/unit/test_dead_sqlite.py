@@ -25,18 +25,11 @@ from outbox.states import OnDead, Outcome, RetryPolicy, State, Verdict
 from outbox.store import dead as store
 from outbox.tables import DEFAULT
 from outbox.topics import matches
-from tests.rows import insert, message, row_of, sqlite_database, states, update
+from tests.rows import insert, message, row_of, states, update
 
 ROOT = Path(__file__).parents[2]
 DIED = datetime(2026, 1, 31, 8, 30, tzinfo=UTC)
 FATAL = Verdict(Outcome.UNPUBLISHABLE, "too large", "TooLarge")
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 def bury(engine, *keys, holds=True, **values):

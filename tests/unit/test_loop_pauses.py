@@ -12,18 +12,11 @@ from outbox.publishers.memory import MemoryPublisher
 from outbox.relay import Relay, Transactions
 from outbox.relay.cleanup import LOOK_EVERY_S, Cleanup
 from outbox.tables import DEFAULT
-from tests.rows import insert, sqlite_database, states
+from tests.rows import insert, states
 from tests.unit.test_relay_memory import Pauses
 
 AWAY = BrokerUnavailable("no")
 OUTAGES, TRIES = 8, 6
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 def transactions(engine):

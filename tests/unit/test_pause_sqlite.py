@@ -20,18 +20,11 @@ from outbox.relay.stopping import Stopping
 from outbox.states import OnDead, Outcome, RetryPolicy, State, Verdict
 from outbox.store import pauses
 from outbox.tables import DEFAULT
-from tests.rows import insert, message, sqlite_database, state_of, states, update
+from tests.rows import insert, message, state_of, states, update
 
 PLACED, PAID, OTHER = "orders.placed", "orders.paid", "stock.moved"
 REJECTED = Verdict(Outcome.REJECTED, "unroutable")
 DEADLY = Verdict(Outcome.UNPUBLISHABLE, "too large")
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, *, batch_size=1000, on_dead=OnDead.BLOCK, first_s=3600):

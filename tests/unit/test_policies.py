@@ -20,19 +20,12 @@ from outbox.relay import Transactions
 from outbox.states import OnDead, Outcome, RetryPolicy, State, Verdict, decide
 from outbox.store.stats import stats
 from outbox.tables import DEFAULT
-from tests.rows import insert, row_of, sqlite_database, states, update
+from tests.rows import insert, row_of, states, update
 
 TOO_LARGE = Verdict(Outcome.UNPUBLISHABLE, "too large", "CannotSerialize")
 UNROUTABLE = Verdict(Outcome.REJECTED, "nowhere to go", "Unroutable")
 LATER = Backoff(first_s=3600, ceiling_s=3600, floor=1)
 BY_TOPIC = Policies(by_topic=tuple((each.value, RetryPolicy(max_attempts=2, backoff=LATER, on_dead=each)) for each in OnDead))
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 def relay(engine, failing=(), verdict=TOO_LARGE):

@@ -19,14 +19,7 @@ from outbox.relay.stopping import Stopping
 from outbox.states import RetryPolicy
 from outbox.store.registry import Broker, relays
 from outbox.tables import DEFAULT
-from tests.rows import insert, sqlite_database
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
+from tests.rows import insert
 
 
 class Clock:

@@ -19,18 +19,11 @@ from outbox.relay.stopping import Stopping
 from outbox.states import Outcome, RetryPolicy, State, Verdict
 from outbox.store.stats import stats
 from outbox.tables import DEFAULT
-from tests.rows import insert, message, outgoing, partition, row_of, sqlite_database, state_of, states, update
+from tests.rows import insert, message, outgoing, partition, row_of, state_of, states, update
 
 AT_ONCE = Backoff(first_s=0, ceiling_s=0)
 REJECTED = Verdict(Outcome.REJECTED, "unroutable")
 LATER = datetime.now(UTC) + timedelta(days=1)
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 class Pauses(Stopping):

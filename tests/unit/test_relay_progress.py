@@ -15,17 +15,10 @@ from outbox.relay.readiness import DatabaseCheck
 from outbox.relay.stopping import Stopping
 from outbox.tables import DEFAULT
 from outbox.vitals import Vitals
-from tests.rows import insert, sqlite_database
+from tests.rows import insert
 from tests.unit.test_progress import Clock
 
 LEASE_S = 30
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

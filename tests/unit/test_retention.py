@@ -32,13 +32,6 @@ DAY = timedelta(days=1)
 LONG_AGO = NOW - 10_000 * DAY
 
 
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
-
-
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch):
     monkeypatch.setattr(cleanup, "BATCH", 3)

@@ -48,7 +48,7 @@ from outbox.telemetry import (
     TelemetryEvent,
     bus,
 )
-from tests.rows import insert, partition, sqlite_database, states
+from tests.rows import insert, partition, states
 from tests.unit.test_relay_memory import Pauses
 
 REJECTED = Verdict(Outcome.REJECTED, "unroutable", "Unroutable")
@@ -56,13 +56,6 @@ UNPUBLISHABLE = Verdict(Outcome.UNPUBLISHABLE, "too large", "TooLarge")
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE}-b7ad6b7169203331-01"
 EVENTS = [getattr(catalogue, name) for name in catalogue.__all__ if name not in ("Subscriber", "Telemetry", "TelemetryEvent")]
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

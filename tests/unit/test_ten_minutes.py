@@ -11,7 +11,7 @@ from outbox.progress import Progress
 from outbox.publishers.memory import MemoryPublisher
 from outbox.relay import Transactions
 from outbox.vitals import Vitals
-from tests.rows import insert, sqlite_database
+from tests.rows import insert
 from tests.unit.test_progress import Clock
 from tests.unit.test_relay_progress import LEASE_S, Away, Waits, run
 
@@ -21,13 +21,6 @@ TEN_MINUTES_S = 600
 @pytest.fixture
 def clock():
     return Clock()
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.mark.parametrize("server", ["broker", "database"])

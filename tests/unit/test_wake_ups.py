@@ -24,18 +24,11 @@ from outbox.settings import RelaySettings
 from outbox.tables import DEFAULT
 from outbox.testing.hooks import hooked
 from outbox.wakeaddress import Udp, Unix, parse
-from tests.rows import insert, sqlite_database
+from tests.rows import insert
 from tests.servers.proc import free_port
 
 PROMPTLY_S = 5.0
 LONG_S = 60.0
-
-
-@pytest.fixture
-def engine(tmp_path):
-    engine = sqlite_database(tmp_path)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture(params=["udp", "unix"])
