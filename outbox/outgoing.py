@@ -22,7 +22,8 @@ less, however a database stores it."""
 class Outgoing(NamedTuple):
     """One unsent row, as read under a lease; a tuple, because many are made for each that is looked at closely.
 
-    `held_id` is the lowest id among the rows of its key that hold back later ones, if there is any. `headers` is `None` when they
+    `created_at` is in whatever time zone the session had. `age_s` is how long ago it was enqueued, in seconds, by the database's
+    clock when it was read. `held_id` is the lowest id among the rows of its key that hold back later ones, if there is any. `headers` is `None` when they
     take more than `MOST_HEADERS_BYTES`, which nobody can send: they are not even read.
     """
 
@@ -36,14 +37,9 @@ class Outgoing(NamedTuple):
     payload: bytes
     headers: Mapping[str, Any] | None
     created_at: datetime
-    read_at: datetime
+    age_s: float
     attempts: int
     held_id: int | None
-
-    @property
-    def age_s(self) -> float:
-        """How long ago, in seconds, it was enqueued, by the database's clock when it was read."""
-        return (self.read_at - self.created_at).total_seconds()
 
     @property
     def delivery(self) -> Delivery | None:

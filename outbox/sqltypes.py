@@ -7,16 +7,20 @@ within the statement, so that an index on a time column can serve a comparison w
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import JSON, BigInteger, DateTime, Integer
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import JSON, BigInteger, DateTime, Float, Integer
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import TypeDecorator
+from sqlalchemy.types import TypeDecorator, UserDefinedType
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from sqlalchemy.engine import Dialect
     from sqlalchemy.sql.compiler import SQLCompiler
 
@@ -42,6 +46,50 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
+class SessionDateTime(UtcDateTime):
+    """The same as the driver gives it, in the time zone of the session: for what is read in large numbers."""
+
+    cache_ok = True
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], datetime | None] | None:
+        """Return nothing to do, but where the database has no zones."""
+        return super().result_processor(dialect, coltype) if dialect.name == "sqlite" else None
+
+
+class BigInts(TypeDecorator[Sequence[int]]):
+    """An array of whole numbers as a parameter. psycopg gets it in PostgreSQL's own text: it takes many times longer over a list."""
+
+    impl = ARRAY(BigInteger())
+    cache_ok = True
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], Any] | None:
+        """Return what writes it."""
+        return _array_text if dialect.driver == "psycopg" else super().bind_processor(dialect)
+
+
+def _array_text(numbers: Sequence[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"
+
+
+class JsonText(UserDefinedType[Any]):
+    """What was cast from JSON to text, and is JSON again: psycopg's own way takes as long for `{}` as for the rest of a row."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        """Return the name of what it is cast to."""
+        return "TEXT"
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[str | None], Any]:
+        """Return what reads it; most messages have no headers."""
+        del dialect, coltype
+        return _read_json
+
+
+def _read_json(text: str | None) -> Any:
+    return {} if text == "{}" else None if text is None else json.loads(text)
+
+
 BigId = BigInteger().with_variant(Integer(), "sqlite")  # SQLite numbers rows by itself only in a column of type INTEGER
 Headers = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 
@@ -58,6 +106,13 @@ class later(FunctionElement[datetime]):  # noqa: N801 - reads like the SQL funct
     """`later(seconds)`: the database's clock plus so many seconds, given as an expression."""
 
     type = UtcDateTime()
+    inherit_cache = True
+
+
+class seconds_since(FunctionElement[float]):  # noqa: N801 - reads like the SQL function that it is
+    """`seconds_since(column)`: how long ago that was, by the database's clock at the start of the statement."""
+
+    type = Float()
     inherit_cache = True
 
 
@@ -89,6 +144,16 @@ def _later(element: later, compiler: SQLCompiler, **options: Any) -> str:
 @compiles(later, "sqlite")
 def _later_sqlite(element: later, compiler: SQLCompiler, **options: Any) -> str:
     return f"strftime({_SQLITE_FORMAT}, 'now', {compiler.process(element.clauses, **options)} || ' seconds')"
+
+
+@compiles(seconds_since)
+def _seconds_since(element: seconds_since, compiler: SQLCompiler, **options: Any) -> str:
+    return f"extract(epoch FROM statement_timestamp() - {compiler.process(element.clauses, **options)})::double precision"
+
+
+@compiles(seconds_since, "sqlite")
+def _seconds_since_sqlite(element: seconds_since, compiler: SQLCompiler, **options: Any) -> str:
+    return f"((julianday('now') - julianday({compiler.process(element.clauses, **options)})) * 86400.0)"
 
 
 @compiles(json_bytes)

@@ -31,7 +31,7 @@ def outgoing(number: int = 1, key: str | None = None, **values: Any) -> Outgoing
         "payload": f'{{"n": {number}}}'.encode(),
         "headers": {},
         "created_at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
-        "read_at": datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC),
+        "age_s": 1.0,
         "attempts": 0,
         "held_id": None,
     }

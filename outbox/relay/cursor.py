@@ -20,9 +20,9 @@ from outbox.states import State
 from outbox.store.claim import NO_LOWS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from outbox.relay.settling import Settlement
+    from outbox.relay.settling import Judged
 
 LOOK_EVERY_S = 1.0
 SWEEP_EVERY_S = 60.0
@@ -59,16 +59,15 @@ class Cursor:
         hopeful = self._candidate is not None or bool(self._passed)
         return hopeful and clock.seconds() - self._looked_at >= LOOK_EVERY_S
 
-    def settled(self, settled: Iterable[Settlement]) -> None:
+    def settled(self, judged: Judged) -> None:
         """Note what a search has found, and what is left of it, once that is committed."""
-        left: dict[int, int] = {}
-        done: dict[int, int] = {}
-        for each in settled:
-            place, row_id = each.row.partition, each.row.id
+        passed = {row.partition: row.id + 1 for row in judged.sent}  # in id order, so the last of each counts
+        for each in judged.rest:
+            passed[each.row.partition] = max(each.row.id + 1, passed.get(each.row.partition, 0))
+        for each in reversed(judged.rest):
             if each.state is State.PENDING:
-                left[place] = min(row_id, left.get(place, row_id))
-            done[place] = max(row_id, done.get(place, 0))
-        self._passed |= {place: left.get(place, done[place] + 1) for place in done}
+                passed[each.row.partition] = each.row.id
+        self._passed |= passed
 
     def look(self, writers: frozenset[str]) -> dict[int, int]:
         """Return the places that count if nothing is found up to there now; `writers` are the transactions that are writing."""

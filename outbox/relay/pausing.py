@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING
 from outbox.topics import matches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from outbox.outgoing import Outgoing
 
 
-def divide(rows: Iterable[Outgoing], paused: Sequence[str]) -> tuple[list[Outgoing], list[Outgoing]]:
+def divide(rows: Sequence[Outgoing], paused: Sequence[str]) -> tuple[list[Outgoing], list[Outgoing]]:
     """Return, of rows in id order, those that may go out and those that must wait; `paused` are patterns of topics.
 
     A message that waits makes the later ones of its key wait, in whatever topic they are: so the order per key holds.
     """
+    if not paused and all(row.held_id is None for row in rows):
+        return list(rows), []  # as nearly always
     free: list[Outgoing] = []
     waiting: list[Outgoing] = []
     held: set[str] = set()

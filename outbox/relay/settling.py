@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outbox.reasons import storable
@@ -11,6 +13,7 @@ from outbox.store import settle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
     from uuid import UUID
 
     import sqlalchemy as sa
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from outbox.tables import Tables
 
 FAILED = (State.SCHEDULED, State.DEAD)
+_id, _partition = attrgetter("id"), attrgetter("partition")
 _UNBLOCK_AT_ONCE = 1000
 
 
@@ -39,9 +43,49 @@ class Settlement(NamedTuple):
         return self.decision.state
 
 
-def settlements(rows: Iterable[Outgoing], verdicts: Mapping[int, Verdict], policies: Policies) -> list[Settlement]:
-    """Decide the next state of every message of a batch, in id order."""
-    return _followed([_settlement(row, verdicts[row.id], policies.of(row.topic)) for row in rows])
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A batch: what of it is sent, which is usually all, and what becomes of each other message; both in id order."""
+
+    sent: Sequence[Outgoing]
+    rest: Sequence[Settlement]
+
+    @property
+    def failures(self) -> list[Settlement]:
+        """Those that have failed, or follow one that is dead."""
+        return [each for each in self.rest if each.state in FAILED]
+
+    def __len__(self) -> int:
+        return len(self.sent) + len(self.rest)
+
+    def of(self, partitions: AbstractSet[int]) -> Judged:
+        """Return what is in these partitions."""
+        sent = [row for row in self.sent if row.partition in partitions]
+        return Judged(sent, [each for each in self.rest if each.row.partition in partitions])
+
+    def states(self) -> Counter[State]:
+        """Count the messages by their next state."""
+        return Counter({State.SENT: len(self.sent)}) + Counter(each.state for each in self.rest)
+
+    def published(self) -> Counter[int]:
+        """Count what is sent, by partition."""
+        return Counter(map(_partition, self.sent))
+
+    def failed(self) -> Counter[int]:
+        """Count what has failed, by partition; not what only follows another message of its key."""
+        return Counter(each.row.partition for each in self.failures if each.verdict.outcome is not Outcome.HELD)
+
+
+def judge(rows: Sequence[Outgoing], verdicts: Mapping[int, Verdict], policies: Policies) -> Judged:
+    """Decide the next state of every message of a batch, which is in id order."""
+    sent, rest = [], []
+    for row in rows:
+        verdict = verdicts[row.id]
+        if verdict.outcome is Outcome.CONFIRMED:
+            sent.append(row)
+        else:
+            rest.append(_settlement(row, verdict, policies.of(row.topic)))
+    return Judged(sent, _followed(rest))
 
 
 def _settlement(row: Outgoing, verdict: Verdict, policy: RetryPolicy) -> Settlement:
@@ -98,49 +142,39 @@ def waiting(row: Outgoing, holder: Holder | None, policies: Policies) -> Settlem
     return parked(blocked, holder.message_id) if parks else blocked
 
 
-def by_partition(settled: Iterable[Settlement], *states: State) -> Counter[int]:
-    """Count the messages that come to one of these states, by partition; not those that only follow another of their key."""
-    own = (each for each in settled if each.verdict.outcome is not Outcome.HELD)
-    return Counter(each.row.partition for each in own if each.state in states)
-
-
-def write(connection: sa.Connection, tables: Tables, settled: Sequence[Settlement], *, keep_sent: bool) -> None:
+def write(connection: sa.Connection, tables: Tables, judged: Judged, *, keep_sent: bool) -> None:
     """Write the next states; what was sent is marked so if it is to be kept, else deleted.
 
     The caller holds the rows of the leases' partitions, see `store.settle.release`.
     """
+    if judged.sent:
+        (settle.mark_sent if keep_sent else settle.delete_sent)(connection, tables, list(map(_id, judged.sent)))
     groups: dict[State, list[Settlement]] = defaultdict(list)
-    for each in settled:
+    for each in judged.rest:
         groups[each.state].append(each)
-    if sent := groups[State.SENT]:
-        (settle.mark_sent if keep_sent else settle.delete_sent)(connection, tables, _ids(sent))
     if scheduled := groups[State.SCHEDULED]:
         settle.schedule(connection, tables, [{**_failure(each), "delay_s": each.decision.delay_s} for each in scheduled])
     if dead := groups[State.DEAD]:
         settle.bury(connection, tables, [{**_failure(each), "holds_key": each.on_dead is not OnDead.SKIP} for each in dead])
     if blocked := groups[State.BLOCKED]:
-        settle.block(connection, tables, _ids(blocked))
-    _release_followers(connection, tables, settled)
+        settle.block(connection, tables, [each.row.id for each in blocked])
+    _release_followers(connection, tables, judged)
 
 
-def _release_followers(connection: sa.Connection, tables: Tables, settled: Iterable[Settlement]) -> None:
+def _release_followers(connection: sa.Connection, tables: Tables, judged: Judged) -> None:
     """Do what is due with those that were blocked before, behind a message of their key that is now sent or dead."""
-    free: set[str] = set()
-    for each in settled:
-        if each.row.key is None or not each.row.holds_others:
+    free = {row.key for row in judged.sent if row.held_id is not None and row.key is not None and row.holds_others}
+    for each in judged.rest:
+        key = each.row.key
+        if key is None or not each.row.holds_others or each.state not in FAILED:
             continue
-        if each.state in FAILED:
-            free.discard(each.row.key)  # an earlier one was sent, but now they wait behind this one
-        if each.state is State.SENT or (each.state is State.DEAD and each.on_dead is OnDead.SKIP):
-            free.add(each.row.key)
+        free.discard(key)  # an earlier one may have been sent, but now they wait behind this one
+        if each.state is State.DEAD and each.on_dead is OnDead.SKIP:
+            free.add(key)
         elif each.state is State.DEAD and each.on_dead is OnDead.PARK:
-            settle.park(connection, tables, [each.row.key], reason=parked_reason(each.row.message_id))
+            settle.park(connection, tables, [key], reason=parked_reason(each.row.message_id))
     if free:
         settle.unblock(connection, tables, sorted(free), most=_UNBLOCK_AT_ONCE)
-
-
-def _ids(settled: Iterable[Settlement]) -> list[int]:
-    return [each.row.id for each in settled]
 
 
 def _failure(each: Settlement) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,10 +12,10 @@ from outbox.points import Point, reached
 from outbox.relay.batch import Batch
 from outbox.relay.cursor import Cursor
 from outbox.relay.pausing import divide
-from outbox.relay.settling import FAILED, by_partition, settlements, waiting, write
-from outbox.states import State
+from outbox.relay.settling import Judged, judge, waiting, write
 from outbox.store import claim, pauses, promote, settle
 from outbox.store.dialects import limit_statements
+from outbox.store.plans import WALKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from outbox.policies import Policies
     from outbox.relay.presence import Presence
     from outbox.relay.settling import Settlement
-    from outbox.states import Verdict
+    from outbox.states import State, Verdict
     from outbox.tables import Tables
 
 MOST_PARTITIONS = 16
@@ -138,7 +137,7 @@ class Transactions:
         holders = claim.holders(connection, self._tables, held) if held else {}
         # One that waits for a pause alone has no holder: what else holds its key back may be a later message.
         blocked = [waiting(row, holders.get(row.key or "") if row.must_wait else None, self._policies) for row in rows]
-        write(connection, self._tables, blocked, keep_sent=self._keep_sent)
+        write(connection, self._tables, Judged((), blocked), keep_sent=self._keep_sent)
 
     def renew(self, leases: Mapping[int, int]) -> set[int]:
         """Prolong the leases; return the partitions that are still held."""
@@ -150,24 +149,18 @@ class Transactions:
 
         Safe to call again when it is not known whether it committed: the second time the leases are no longer held.
         """
-        judged = settlements(batch.rows, verdicts, self._policies)
+        judged = judge(batch.rows, verdicts, self._policies)
         with self._begin() as connection:
-            held = settle.release(
-                connection,
-                self._tables,
-                batch.leases,
-                published=by_partition(judged, State.SENT),
-                failed=by_partition(judged, *FAILED),
-            )
+            published, failed = judged.published(), judged.failed()
+            held = settle.release(connection, self._tables, batch.leases, published=published, failed=failed)
             reached(Point.DURING_SETTLE)
-            mine = [each for each in judged if each.row.partition in held]
+            mine = judged if held == set(batch.leases) else judged.of(held)
             write(connection, self._tables, mine, keep_sent=self._keep_sent)
         self._cursor.settled(mine)
-        failures = [each for each in mine if each.state in FAILED]
-        return Settled(Counter(each.state for each in mine), fenced=len(judged) - len(mine), failures=failures)
+        return Settled(mine.states(), fenced=len(judged) - len(mine), failures=mine.failures)
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:
         with self._engine.begin() as connection:
-            limit_statements(connection, _STATEMENT_LIMIT_S)
+            limit_statements(connection, _STATEMENT_LIMIT_S, **WALKING)
             yield connection

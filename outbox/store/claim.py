@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
@@ -11,9 +12,9 @@ import sqlalchemy as sa
 
 from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
-from outbox.sqltypes import UtcDateTime, later, now
+from outbox.sqltypes import SessionDateTime, later, now, seconds_since
 from outbox.states import PARKED, State
-from outbox.store.dialects import is_in, listed
+from outbox.store.dialects import listed
 from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import HELD, SCHEMA_VERSION
@@ -21,6 +22,8 @@ from outbox.tables import HELD, SCHEMA_VERSION
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from uuid import UUID
+
+    from sqlalchemy.types import TypeEngine
 
     from outbox.tables import Tables
 
@@ -46,37 +49,43 @@ def lease_partitions(
     Locks the rows that it takes and skips those that another relay is taking at this moment. The choice is a CTE, because
     a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
     """
+    given = {
+        "lows": json.dumps([{"place": place, "low": low} for place, low in enumerate(lows)]),
+        "owner": owner,
+        "lease_s": lease_s,
+        "most": most,
+        "gone": json.dumps([{"owner": owner} for owner in gone]),
+    }
+    taken = connection.execute(_lease_partitions(tables, connection.dialect.name), given)
+    return {row.partition: row.lease_token for row in taken}
+
+
+@lru_cache
+def _lease_partitions(tables: Tables, dialect: str) -> sa.Update:
     partition, message = tables.partition, tables.message.alias("waiting")
-    cursor = listed(
-        connection, [{"place": place, "low": low} for place, low in enumerate(lows)], place=sa.SmallInteger(), low=sa.BigInteger()
-    )
+    cursor = listed(dialect, sa.bindparam("lows", type_=sa.Text()), place=sa.SmallInteger(), low=sa.BigInteger())
     ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.low)
     behind = first_id(message, message.c.again, partition.c.partition, _pending(message))
-    pending = sa.or_(ahead.is_not(None), behind.is_not(None))
-    free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now())
-    if gone:
-        free = sa.or_(free, is_in(connection, partition.c.lease_owner, sorted(gone)))
+    gone = listed(dialect, sa.bindparam("gone", type_=sa.Text()), owner=sa.Text())
+    left = partition.c.lease_owner.in_(sa.select(gone.c.owner))
+    free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now(), left)
     chosen = (
         sa.select(partition.c.partition)
         .join(cursor, cursor.c.place == partition.c.partition)
-        .where(free, pending)
+        .where(free, sa.or_(ahead.is_not(None), behind.is_not(None)))
         .order_by(partition.c.served_at.asc().nulls_first(), partition.c.partition)
-        .limit(most)
+        .limit(sa.bindparam("most", type_=sa.Integer))
         .with_for_update(skip_locked=True, of=partition)
         .cte("chosen")
     )
-    taken = connection.execute(
-        sa.update(partition)
-        .where(partition.c.partition.in_(sa.select(chosen.c.partition)))
-        .values(
-            lease_owner=owner,
-            lease_token=partition.c.lease_token + 1,
-            lease_until=later(sa.literal(lease_s, sa.Float)),
-            served_at=now(),
-        )
-        .returning(partition.c.partition, partition.c.lease_token)
-    )
-    return {row.partition: row.lease_token for row in taken}
+    lease = {
+        "lease_owner": sa.bindparam("owner", type_=sa.Text()),
+        "lease_token": partition.c.lease_token + 1,
+        "lease_until": later(sa.bindparam("lease_s", type_=sa.Float())),
+        "served_at": now(),
+    }
+    update = sa.update(partition).where(partition.c.partition.in_(sa.select(chosen.c.partition))).values(lease)
+    return update.returning(partition.c.partition, partition.c.lease_token)
 
 
 def unsent(
@@ -89,37 +98,46 @@ def unsent(
     on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
     message that comes back from a backoff between them would be seen by neither, and overtaken. Locks nothing.
     """
-    places = list(partitions)
-    if not places:
+    asked = [{"place": place, "low": lows[place]} for place in partitions]
+    if not asked:
         return []
-    values: dict[str, int] = {"most": limit}
-    for number, place in enumerate(places):
-        values |= {f"place_{number}": place, f"low_{number}": lows[place]}
-    found = connection.execute(_first_of_each(tables, len(places)), values)
+    if connection.dialect.name == "sqlite":
+        found = [row for one in asked for row in connection.execute(_unsent_of_one(tables), {**one, "most": limit})]
+    else:
+        found = list(connection.execute(_unsent(tables), {"asked": json.dumps(asked), "most": limit}).all())
     return with_large_payloads(connection, tables, sorted(map(Outgoing._make, found), key=_id))
 
 
-@lru_cache(maxsize=PARTITIONS)
-def _first_of_each(tables: Tables, number: int) -> sa.CompoundSelect[Any]:
-    """Return the query of `unsent` for so many partitions: built once, because building it takes longer than running it."""
+@lru_cache
+def _unsent(tables: Tables) -> sa.Select[Any]:
+    asked = listed("postgresql", sa.bindparam("asked", type_=sa.Text()), place=sa.SmallInteger(), low=sa.BigInteger())
+    first = _first(tables, asked.c.place, asked.c.low, asked).lateral("first")
+    return sa.select(*first.c).select_from(asked.join(first, sa.true()))
+
+
+@lru_cache
+def _unsent_of_one(tables: Tables) -> sa.CompoundSelect[Any]:
+    """Return the same for one partition. On SQLite, which has no LATERAL, nothing else is written between one and the next."""
+    return _first(tables, sa.bindparam("place", type_=sa.SmallInteger()), sa.bindparam("low", type_=sa.BigInteger()))
+
+
+def _first(tables: Tables, place: Any, low: Any, *outer: sa.FromClause) -> sa.CompoundSelect[Any]:
     message = tables.message
     earlier = message.alias("earlier")
     read = {column.name: column for column in message.c} | {
         "payload": payload_if_small(message),
         "headers": headers_if_sendable(message),
+        "created_at": sa.type_coerce(message.c.created_at, SessionDateTime()).label("created_at"),
+        "age_s": seconds_since(message.c.created_at).label("age_s"),
         "held_id": first_id(earlier, earlier.c.key, message.c.key, sa.text(HELD)).label("held_id"),
-        "read_at": sa.type_coerce(now(), UtcDateTime()).label("read_at"),
     }
     columns = [read[name] for name in Outgoing._fields]
     most = sa.bindparam("most", type_=sa.Integer)
     each: list[sa.Select[Any]] = []
-    for place in range(number):
-        here = sa.bindparam(f"place_{place}", type_=message.c.partition.type)
-        low = sa.bindparam(f"low_{place}", type_=message.c.id.type)
-        for place_of, half in ((message.c.partition, message.c.id >= low), (message.c.again, message.c.id < low)):
-            first = sa.select(*columns).where(_pending(message), exactly(place_of, here), half)
-            first = first.order_by(place_of, message.c.id).limit(most)
-            each.append(sa.select(*first.subquery(f"p{len(each)}").c))
+    for place_of, half in ((message.c.partition, message.c.id >= low), (message.c.again, message.c.id < low)):
+        first = sa.select(*columns).where(_pending(message), exactly(place_of, place), half)
+        first = first.order_by(place_of, message.c.id).limit(most).correlate(*outer)
+        each.append(sa.select(*first.subquery(f"p{len(each)}").c))
     return sa.union_all(*each)
 
 
@@ -147,7 +165,7 @@ def left_behind(connection: sa.Connection, tables: Tables, lows: Sequence[int], 
     """
     message = tables.message
     rows = [{"place": place, "low": lows[place], "high": high} for place, high in places.items()]
-    bounds = listed(connection, rows, place=sa.SmallInteger(), low=sa.BigInteger(), high=sa.BigInteger())
+    bounds = listed(connection.dialect.name, rows, place=sa.SmallInteger(), low=sa.BigInteger(), high=sa.BigInteger())
     between = (message.c.id >= bounds.c.low, message.c.id < bounds.c.high)
     found = first_id(message, message.c.partition, bounds.c.place, _pending(message), *between)
     return set(connection.execute(sa.select(bounds.c.place).where(found.is_not(None))).scalars())
@@ -172,7 +190,7 @@ def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) ->
     """
     message = tables.message
     each = message.alias("each")
-    asked = listed(connection, [{"held_key": key} for key in keys], held_key=sa.Text())
+    asked = listed(connection.dialect.name, [{"held_key": key} for key in keys], held_key=sa.Text())
     ids = sa.select(first_id(each, each.c.key, asked.c.held_key, sa.text(HELD)).label("id")).select_from(asked)
     sqlite = connection.dialect.name == "sqlite"
     first = message.c.id.in_(ids) if sqlite else message.c.id == sa.any_(sa.func.array(ids.scalar_subquery()))
@@ -185,26 +203,26 @@ def holders(connection: sa.Connection, tables: Tables, keys: Collection[str]) ->
 def renew(connection: sa.Connection, tables: Tables, leases: Mapping[int, int], *, lease_s: float) -> set[int]:
     """Prolong the leases that still carry their token; return the partitions that are still held."""
     partition = tables.partition
-    renewed = connection.execute(
-        sa.update(partition)
-        .where(held_leases(tables, leases))
-        .values(lease_until=later(sa.literal(lease_s, sa.Float)))
-        .returning(partition.c.partition)
-    )
-    return {row.partition for row in renewed}
+    lease = listed(connection.dialect.name, [{"place": place, "token": token} for place, token in leases.items()], **LEASE)
+    renewed = sa.update(partition).where(is_held(tables, lease)).values(lease_until=later(sa.literal(lease_s, sa.Float)))
+    return set(connection.execute(renewed.returning(partition.c.partition)).scalars())
 
 
-def held_leases(tables: Tables, leases: Mapping[int, int]) -> sa.ColumnElement[bool]:
-    """Return the condition that selects those leases that still carry their token."""
+def is_held(tables: Tables, lease: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that joins those of the `listed` leases that still carry their token."""
     partition = tables.partition
-    each = [sa.and_(partition.c.partition == place, partition.c.lease_token == token) for place, token in leases.items()]
-    return sa.and_(sa.or_(sa.false(), *each), partition.c.lease_owner.is_not(None))
+    return sa.and_(
+        partition.c.partition == lease.c.place, partition.c.lease_token == lease.c.token, partition.c.lease_owner.is_not(None)
+    )
 
 
 def _pending(message: sa.FromClause) -> sa.ColumnElement[bool]:
     # The literal lets the planner prove that the partial index covers the query.
     return sa.and_(message.c.state == sa.literal_column(f"'{State.PENDING}'"), message.c.schema_version <= SCHEMA_VERSION)
 
+
+LEASE: dict[str, TypeEngine[Any]] = {"place": sa.SmallInteger(), "token": sa.BigInteger()}
+"""What a lease is as a row of `listed`."""
 
 _id = attrgetter("id")
 _HOLDER = ("id", "key", "message_id", "topic", "state", "error_class")

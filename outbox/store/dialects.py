@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from outbox.errors import ConfigurationError
+from outbox.sqltypes import BigInts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +37,8 @@ def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iter
     if connection.dialect.name == "sqlite":
         each = sa.func.json_each(json.dumps(listed)).table_valued("value")
         return column.in_(sa.select(each.c.value))
-    return column == sa.any_(sa.literal(listed, ARRAY(column.type)))
+    kind = BigInts() if isinstance(column.type, sa.BigInteger) else ARRAY(column.type)
+    return column == sa.any_(sa.literal(listed, kind))
 
 
 def appended(
@@ -52,16 +54,22 @@ def appended(
     return kept.op("||", return_type=array.type)(sa.func.jsonb_build_object(*names_and_values))
 
 
-def listed(connection: sa.Connection, rows: Sequence[Mapping[str, Any]], **columns: TypeEngine[Any]) -> sa.FromClause:
-    """Return rows of values as something to join: the same statement text for any number of them."""
-    if connection.dialect.name == "sqlite":
-        each = sa.func.json_each(json.dumps([[row[name] for name in columns] for row in rows])).table_valued("value")
-        parts = enumerate(columns.items())
-        values = [sa.func.json_extract(each.c.value, f"$[{place}]", type_=kind).label(name) for place, (name, kind) in parts]
+def listed(dialect: str, rows: Sequence[Mapping[str, Any]] | sa.BindParameter[str], **columns: TypeEngine[Any]) -> sa.FromClause:
+    """Return rows of values as something to join: the same statement text for any number of them.
+
+    They go as one text of JSON; a parameter is given it when the statement is executed.
+    """
+    text = rows if isinstance(rows, sa.BindParameter) else sa.literal(json.dumps(rows), sa.Text())
+    if dialect == "sqlite":
+        each = sa.func.json_each(text).table_valued("value")
+        values = [sa.func.json_extract(each.c.value, f"$.{name}", type_=kind).label(name) for name, kind in columns.items()]
         return sa.select(*values).subquery("listed")
-    arrays = [sa.literal([row[name] for row in rows], ARRAY(kind)) for name, kind in columns.items()]
     named = [sa.column(name, kind) for name, kind in columns.items()]
-    return sa.func.unnest(*arrays).table_valued(*named, name="listed").render_derived()
+    return (
+        sa.func.json_to_recordset(sa.cast(text, postgresql.JSON))
+        .table_valued(*named, name="listed")
+        .render_derived(with_types=True)
+    )
 
 
 def take_turns(connection: sa.Connection, table: sa.Table, name: str) -> None:
@@ -77,13 +85,14 @@ def take_turns(connection: sa.Connection, table: sa.Table, name: str) -> None:
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.literal(number, sa.BigInteger))))
 
 
-def limit_statements(connection: sa.Connection, seconds: float) -> None:
-    """Let no statement of this transaction run, or wait for a lock, longer than so many seconds.
+def limit_statements(connection: sa.Connection, seconds: float, **settings: str) -> None:
+    """Let no statement of this transaction run, or wait for a lock, longer than so many seconds; more `settings` of PostgreSQL too.
 
     Nor let the client pause in it for long: a process that is suspended here would keep its locks, and with them its
     partitions, for as long as its connection lives.
     """
-    set_limits(connection, statement_timeout=seconds, idle_in_transaction_session_timeout=_MOST_IDLE_S)
+    limits = _in_milliseconds(statement_timeout=seconds, idle_in_transaction_session_timeout=_MOST_IDLE_S)
+    set_locally(connection, **limits, **settings)
 
 
 def limit_waits(connection: sa.Connection, *, statement_s: float, lock_s: float) -> None:
@@ -92,12 +101,20 @@ def limit_waits(connection: sa.Connection, *, statement_s: float, lock_s: float)
 
 
 def set_limits(connection: sa.Connection, **seconds: float | None) -> None:
-    """Set those of PostgreSQL's limits that are given, each by its name, for the rest of the transaction; elsewhere there are none.
+    """Set those of PostgreSQL's limits that are given, each by its name, for the rest of the transaction."""
+    set_locally(connection, **_in_milliseconds(**seconds))
+
+
+def _in_milliseconds(**seconds: float | None) -> dict[str, str]:
+    return {name: str(max(1, round(limit * 1000))) for name, limit in seconds.items() if limit is not None}
+
+
+def set_locally(connection: sa.Connection, **settings: str) -> None:
+    """Set these of PostgreSQL's settings for the rest of the transaction; elsewhere there are none.
 
     One statement that any driver prepares, unlike several SETs in one text. It ends with the transaction, so it is safe behind
     a transaction-pooling PgBouncer.
     """
-    given = {name: max(1, round(limit * 1000)) for name, limit in seconds.items() if limit is not None}
-    if given and connection.dialect.name == "postgresql":
-        settings = (f"set_config('{name}', '{limit}', true)" for name, limit in given.items())
-        connection.exec_driver_sql(f"SELECT {', '.join(settings)}")
+    if settings and connection.dialect.name == "postgresql":
+        each = (f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        connection.exec_driver_sql(f"SELECT {', '.join(each)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from typing import Any
 
@@ -41,7 +40,6 @@ def open_engine(url: str, *, application_name: str = "outbox-relay", pool_size: 
         pool_size=pool_size,
         max_overflow=0,
         pool_pre_ping=pre_ping,
-        json_deserializer=_loads,
         connect_args=_patience(parsed, application_name),
     )
     if urls.is_in_a_file(url):
@@ -83,11 +81,6 @@ def unavailable(error: DBAPIError) -> DatabaseUnavailable:
     """Return our error for a database that could not be reached, with the server's own first line and no password."""
     cause = str(error.orig).strip().partition("\n")[0]
     return DatabaseUnavailable(f"database: {cause}")
-
-
-def _loads(text: bytes | str) -> Any:
-    # Most messages have no headers, and the library takes as long for an empty object as for the rest of a row.
-    return {} if text == b"{}" else json.loads(text)
 
 
 def _parse(url: str) -> sa.URL:

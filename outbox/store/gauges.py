@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outbox.states import State
+from outbox.store.dialects import set_locally
 from outbox.store.oldest import oldest_deliverable_s
-from outbox.store.plans import walk_indexes
+from outbox.store.plans import WALKING
 from outbox.store.registry import alive
 from outbox.store.stats import count
 
@@ -34,7 +35,7 @@ class Gauges:
 
 def gauges(connection: sa.Connection, tables: Tables) -> Gauges:
     """Look at the outbox, by the index of each state alone."""
-    walk_indexes(connection)
+    set_locally(connection, **WALKING)
     return Gauges(
         messages={state: count(connection, tables, state, most=MOST_COUNTED) for state in State},
         counted_up_to=MOST_COUNTED,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from outbox.outgoing import MOST_HEADERS_BYTES
-from outbox.sqltypes import json_bytes
+from outbox.sqltypes import JsonText, json_bytes
 from outbox.store.dialects import is_in
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ def payload_if_small(message: sa.FromClause) -> sa.ColumnElement[Any]:
 
 def headers_if_sendable(message: sa.FromClause) -> sa.ColumnElement[Any]:
     """Return the column `headers`, which is NULL where nobody could send them."""
-    return sa.case((json_bytes(message.c.headers) <= MOST_HEADERS_BYTES, message.c.headers)).label("headers")
+    text = sa.cast(message.c.headers, JsonText())
+    return sa.case((json_bytes(message.c.headers) <= MOST_HEADERS_BYTES, text)).label("headers")
 
 
 def with_large_payloads(connection: sa.Connection, tables: Tables, rows: list[Outgoing]) -> list[Outgoing]:

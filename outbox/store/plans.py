@@ -30,11 +30,8 @@ def first_id(
     return found.order_by(column, row.c.id).limit(1).scalar_subquery()
 
 
-def walk_indexes(connection: sa.Connection) -> None:
-    """Let the rest of the transaction walk an index up to a LIMIT, never collect and sort what it selects.
+WALKING = dict.fromkeys(("enable_sort", "enable_incremental_sort", "jit"), "off")
+"""Settings of PostgreSQL with which it walks an index up to a LIMIT, and never collects and sorts what it selects.
 
-    Of a table that has no statistics yet the planner believes that there is less than the limit, and would read all of it.
-    """
-    if connection.dialect.name == "postgresql":
-        off = ("enable_sort", "enable_incremental_sort", "jit")
-        connection.exec_driver_sql("SELECT " + ", ".join(f"set_config('{name}', 'off', true)" for name in off))
+Of a table that has no statistics yet the planner believes that there is less than the limit, and would read all of it.
+"""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
 from outbox.sqltypes import later, now
 from outbox.states import PARKED, State
-from outbox.store.claim import held_leases
+from outbox.store.claim import LEASE, is_held
 from outbox.store.dialects import appended, is_in, listed
 from outbox.store.plans import exactly
 from outbox.tables import HELD
@@ -23,14 +26,16 @@ if TYPE_CHECKING:
 
     from outbox.tables import Tables
 
+_NONE: Mapping[int, int] = MappingProxyType({})
+
 
 def release(
     connection: sa.Connection,
     tables: Tables,
     leases: Mapping[int, int],
     *,
-    published: Mapping[int, int] | None = None,
-    failed: Mapping[int, int] | None = None,
+    published: Mapping[int, int] = _NONE,
+    failed: Mapping[int, int] = _NONE,
 ) -> set[int]:
     """Give back the leases that still carry their token, add to their totals, and return their partitions.
 
@@ -40,19 +45,21 @@ def release(
     """
     if not leases:
         return set()
+    asked = [
+        {"place": place, "token": token, "published": published.get(place, 0), "failed": failed.get(place, 0)}
+        for place, token in leases.items()
+    ]
+    return set(connection.execute(_release(tables, connection.dialect.name), {"leases": json.dumps(asked)}).scalars())
+
+
+@lru_cache
+def _release(tables: Tables, dialect: str) -> sa.Update:
     partition = tables.partition
-    released = connection.execute(
-        sa.update(partition)
-        .where(held_leases(tables, leases))
-        .values(
-            lease_owner=None,
-            lease_until=None,
-            published=partition.c.published + _by_partition(tables, published),
-            failed=partition.c.failed + _by_partition(tables, failed),
-        )
-        .returning(partition.c.partition)
-    )
-    return {row.partition for row in released}
+    totals = {"published": sa.BigInteger(), "failed": sa.BigInteger()}
+    lease = listed(dialect, sa.bindparam("leases", type_=sa.Text()), **LEASE, **totals)
+    counted = {name: partition.c[name] + lease.c[name] for name in totals}
+    update = sa.update(partition).where(is_held(tables, lease)).values(lease_owner=None, lease_until=None, **counted)
+    return update.returning(partition.c.partition)
 
 
 def delete_sent(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
@@ -73,14 +80,14 @@ def schedule(connection: sa.Connection, tables: Tables, failures: Sequence[Mappi
 
     Each with `row_id`, `delay_s` (seconds), `attempts_spent`, `error` and `error_kind`.
     """
-    failure = listed(connection, failures, **_FAILURE, delay_s=sa.Float())
+    failure = listed(connection.dialect.name, failures, **_FAILURE, delay_s=sa.Float())
     waits = {"state": State.SCHEDULED, "available_at": later(failure.c.delay_s), "holds": tables.message.c.key.is_not(None)}
     connection.execute(_failed(connection, tables, failures, failure).values(waits))
 
 
 def bury(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:
     """Give messages up. Each with `row_id`, `attempts_spent`, `error`, `error_kind` and `holds_key`: whether its key waits."""
-    failure = listed(connection, failures, **_FAILURE, holds_key=sa.Boolean())
+    failure = listed(connection.dialect.name, failures, **_FAILURE, holds_key=sa.Boolean())
     dead = {"state": State.DEAD, "dead_at": now(), "holds": sa.and_(tables.message.c.key.is_not(None), failure.c.holds_key)}
     connection.execute(_failed(connection, tables, failures, failure).values(dead))
 
@@ -153,9 +160,3 @@ def _failed(
             failures=appended(connection, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind),
         )
     )
-
-
-def _by_partition(tables: Tables, counts: Mapping[int, int] | None) -> sa.ColumnElement[int]:
-    if not counts:
-        return sa.literal(0)
-    return sa.case(counts, value=tables.partition.c.partition, else_=0)

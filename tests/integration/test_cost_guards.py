@@ -20,7 +20,9 @@ from outbox.relay import Transactions, cursor
 from outbox.states import Outcome, RetryPolicy, Verdict
 from outbox.store import claim, dead, failed, pauses, promote, retention, settle
 from outbox.store.dead import Selection
+from outbox.store.dialects import set_locally
 from outbox.store.failed import Claimed, Failure
+from outbox.store.plans import WALKING
 from outbox.tables import DEFAULT
 from tests.integration.test_store_postgres import generate, nodes
 from tests.rows import database, insert, states
@@ -312,7 +314,7 @@ STATEMENTS = {
         lambda c: claim.lease_partitions(c, DEFAULT, owner="x", lease_s=30, most=16), {"outbox_message_pending_ix"}
     ),
     "unsent": Statement(
-        lambda c: claim.unsent(c, DEFAULT, range(16), limit=MOST, lows=[10_000] * PARTITIONS),
+        lambda c: (set_locally(c, **WALKING), claim.unsent(c, DEFAULT, range(16), limit=MOST, lows=[10_000] * PARTITIONS)),
         {"outbox_message_pending_ix", "outbox_message_again_ix", "outbox_message_held_ix"},
         rows=2 * 16 * MOST,
         pages=8000,
@@ -382,7 +384,7 @@ def dead_ids(connection):
 
 
 @contextmanager
-def explained(connection):
+def explained(source):
     """Collect the plan of each statement in the block, which is run for it once more and undone."""
     plans = []
 
@@ -392,9 +394,9 @@ def explained(connection):
             own.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters[0] if _executemany else parameters)
             plans.append(own.fetchone()[0][0]["Plan"])
 
-    event.listen(connection, "before_cursor_execute", explain)
+    event.listen(source, "before_cursor_execute", explain)
     yield plans
-    event.remove(connection, "before_cursor_execute", explain)
+    event.remove(source, "before_cursor_execute", explain)
 
 
 def met(node):
@@ -416,6 +418,16 @@ def test_a_statement_walks_its_index_and_reads_what_it_was_asked_for_however_muc
     assert sum(met(node) for node in of_large) <= statement.rows
     assert all(met(node) <= 2 * MOST * 16 for node in every if "Sort" in node["Node Type"]), "no sort of more than was read"
     assert sum(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] for plan in plans) <= statement.pages
+
+
+def test_a_claim_never_collects_and_sorts_what_is_pending(crowded):
+    """Also where the planner takes it for little, as it does when statistics are old."""
+    transactions = Transactions(crowded, DEFAULT, owner="relay", lease_s=30, batch_size=16 * MOST, policies=Policies())
+    with explained(crowded) as plans:
+        batch = transactions.claim()
+    transactions.settle(batch, {row.id: Verdict(Outcome.UNSENT) for row in batch.rows})
+    met_twice = [node for plan in plans for node in nodes(plan) if node["Node Type"] in ("Bitmap Heap Scan", "Incremental Sort")]
+    assert not [node for node in met_twice if node.get("Relation Name") == "outbox_message"]
 
 
 def test_a_poll_begins_where_the_last_messages_were_published_also_within_the_index(engine, monkeypatch):

@@ -80,7 +80,7 @@ def _row(number: int) -> Outgoing:
         payload=BODY,
         headers={},
         created_at=datetime.now(UTC),
-        read_at=datetime.now(UTC),
+        age_s=0.0,
         attempts=0,
         held_id=None,
     )

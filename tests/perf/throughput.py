@@ -125,7 +125,7 @@ def _row(number: int) -> Outgoing:
         payload=backlog.payload(number),
         headers={},
         created_at=datetime.now(UTC),
-        read_at=datetime.now(UTC),
+        age_s=0.0,
         attempts=0,
         held_id=None,
     )

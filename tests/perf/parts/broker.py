@@ -121,7 +121,7 @@ def _row(number: int) -> Outgoing:
         payload=json.dumps({"number": number, "text": "x" * 200}).encode(),
         headers={},
         created_at=datetime.now(UTC),
-        read_at=datetime.now(UTC),
+        age_s=0.0,
         attempts=0,
         held_id=None,
     )
