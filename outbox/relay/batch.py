@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from outbox.outgoing import Outgoing
     from outbox.relay.stopping import Stopping
+    from outbox.states import Verdict
 
 log = logging.getLogger("outbox.relay")
 
@@ -24,13 +25,22 @@ class Batch:
     """Messages to publish, with the partitions that they were claimed under and the tokens of those leases.
 
     `claimed_at` is the relay's own clock *before* the claim, so that the lease can only be longer than we think. `set_aside`
-    counts the messages that the claim moved out of the way instead, because they must wait.
+    counts the messages that the claim moved out of the way instead, because they must wait. `seconds` is how long it took.
     """
 
     leases: Mapping[int, int]
     rows: Sequence[Outgoing]
     claimed_at: float
     set_aside: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """A batch whose publish is over: what became of each of its messages, by id, which is to be settled."""
+
+    batch: Batch
+    verdicts: Mapping[int, Verdict]
 
 
 class Lease:

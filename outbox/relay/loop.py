@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import random
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -15,19 +14,16 @@ from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.observe.logs import logged
 from outbox.outage import Outage
 from outbox.points import Point, reached
-from outbox.relay.ahead import Ahead
+from outbox.relay import parts
 from outbox.relay.batch import Lease
-from outbox.relay.telling import tell_failures
-from outbox.states import Outcome, Verdict
+from outbox.relay.turnover import Turnover
+from outbox.states import Outcome
 from outbox.store.registry import Broker
 from outbox.telemetry import (
     BatchClaimed,
-    BatchFenced,
     BatchPublished,
-    BatchSettled,
     BreakerChanged,
     BrokerStateChanged,
-    DatabaseStateChanged,
     LeaseRenewed,
     PublishBegan,
 )
@@ -44,7 +40,7 @@ if TYPE_CHECKING:
     from outbox.relay.presence import Presence
     from outbox.relay.registry import Registry
     from outbox.relay.stopping import Stopping
-    from outbox.relay.transactions import Settled, Transactions
+    from outbox.relay.transactions import Transactions
     from outbox.telemetry import Telemetry
 
 log = logging.getLogger("outbox.relay")
@@ -67,7 +63,10 @@ class Relay:
 
     Guarantees: what it records as sent, the broker has confirmed. Messages of one key are published in id order, and a
     relay that has lost its lease writes nothing. Not guaranteed: that a message is published only once. A crash between
-    publish and settle publishes that batch again, under the same message ids. `telemetry` is told of every step (default: it
+    publish and settle publishes that batch again, under the same message ids.
+
+    From batches of `ahead_from` messages on, the database is worked on while the broker is: the last batch is settled and the next
+    one claimed. Until then, of the batch under way only so many are sent that at most `most_unsettled` are unsettled. `telemetry` is told of every step (default: it
     is logged).
     """
 
@@ -84,6 +83,7 @@ class Relay:
         vitals: Vitals | None = None,
         presence: Presence | None = None,
         ahead_from: float = math.inf,
+        most_unsettled: int = 0,
         server: Server | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -99,12 +99,11 @@ class Relay:
         self._vitals = vitals or Vitals(limit_s=lease_s)
         self._progress = self._vitals.progress
         self._ahead_from = ahead_from
-        self._ahead = Ahead(partial(transactions.claim, ahead=True))
-        self._claimed: Batch | None = None
+        self._most_unsettled = most_unsettled
         self._empty_polls = 0
         self._met_broker = False
         self._emit = (telemetry or logged()).emit
-        self._database = Outage(log, "database", on_change=lambda error: self._emit(DatabaseStateChanged(error is None, error)))
+        self._hand = Turnover(transactions, stopping, self._progress, self._emit)
         self._broker = Outage(log, "broker", on_change=lambda error: self._emit(BreakerChanged(error is not None, error)))
         self._found: Broker | None = None
 
@@ -120,9 +119,9 @@ class Relay:
                 pause = self._turn()
                 self._clean_up()
                 self._wait(pause)
-            self._give_back()
+            self._hand.put_down()
         finally:
-            self._ahead.close()
+            self._hand.close()
             self._publisher.close()
 
     def _wait(self, pause: Pause) -> None:
@@ -152,6 +151,8 @@ class Relay:
 
     def _clean_up(self) -> None:
         if self._cleanup is not None and not self._stopping.asked:
+            if self._cleanup.due:
+                self._hand.settle()  # it would have to wait meanwhile
             self._progress.note("cleaning up")
             self._cleanup.turn()
 
@@ -166,38 +167,33 @@ class Relay:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
             self._note(Broker.UNREACHABLE)
-            self._give_back()
+            self._hand.put_down()
             return Pause(self._broker.pause_s(error))
-        self._progress.note("claiming from the database")
         self._note_trouble()
         if self._publisher.blocked:
+            self._hand.settle()
             self._note_broker()
             self._vitals.started.set()
             return Pause(min(self._poll_interval_s, _BLOCKED_S))
-        self._stopping.about_to_look()
-        began = clock.seconds()
         try:
-            batch = self._claim()
+            batch = self._hand.next()
         except SQLAlchemyError as error:
-            return Pause(self._database.pause_s(error))
-        self._database.over()
+            return Pause(self._hand.database.pause_s(error))
         self._vitals.started.set()
         if batch is None:
             self._broker.over()
             self._note_broker()  # not before the claim: what is waiting to be published does not wait for this
             return self._idle()
         reached(Point.AFTER_CLAIM)
-        self._emit(BatchClaimed(len(batch.rows), batch.set_aside, len(batch.leases), clock.seconds() - began))
+        self._emit(BatchClaimed(len(batch.rows), batch.set_aside, len(batch.leases), batch.seconds))
         return self._deliver(batch)
-
-    def _claim(self) -> Batch | None:
-        claimed, self._claimed = self._claimed, None
-        return claimed or self._transactions.claim()
 
     def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
-        if len(batch.rows) >= self._ahead_from:
-            self._ahead.begin()
+        room = len(batch.rows)
+        if self._hand.unsettled or room >= self._ahead_from:
+            room = max(0, self._most_unsettled - self._hand.unsettled) if self._hand.unsettled else room
+            self._hand.begin()
         lease = Lease(
             batch,
             self._stopping,
@@ -206,41 +202,35 @@ class Relay:
             on_progress=self._note_answer,
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
-        published = self._publish(batch, lease)
-        self._progress.note("claiming from the database")
-        self._claimed = self._ahead.take()
-        self._progress.note("settling in the database")
+        published = self._publish(batch, lease, room)
         reached(Point.BEFORE_SETTLE)
-        self._settle(batch, published.verdicts)
+        settled = self._hand.take()
+        self._hand.add(batch, published.verdicts)
         if published.lost is not None:
-            self._give_back()
+            self._hand.put_down()
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
                 self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
             return Pause(self._broker.pause_s(published.lost))
         self._broker.over()
         self._note_broker()
+        if not settled:
+            self._hand.settle()  # the database has failed: nothing more before it has all of this
         return self._next(batch)
 
-    def _give_back(self) -> None:
-        """Give back what was claimed ahead and will not be published soon."""
-        batch, self._claimed = self._claimed, None
-        if batch is not None:
-            self._settle(batch, {row.id: Verdict(Outcome.UNSENT) for row in batch.rows})
-
-    def _publish(self, batch: Batch, lease: Lease) -> Published:
+    def _publish(self, batch: Batch, lease: Lease, room: int) -> Published:
         if not batch.rows:
             return self._publisher.publish(batch.rows, lease)
         self._emit(PublishBegan(batch.rows))
         began = clock.seconds()
         with sending(batch.rows, self._server) as sent:
-            published = self._publisher.publish(batch.rows, lease)
+            published = parts.publish(self._publisher, batch.rows, lease, room=room, go_on=self._hand.take)
             sent.verdicts, sent.lost = published.verdicts, published.lost
         now = clock.seconds()
         self._emit(BatchPublished(batch.rows, published.verdicts, now - began, now - batch.claimed_at, published.lost))
         return published
 
     def _next(self, batch: Batch) -> Pause:
-        """Return no pause while there is something to publish.
+        """See that the batch is settled, and return no pause while there is something to publish.
 
         A claim that only set messages aside has done something that need not be done again, and there may be more to
         publish in the partitions that it did not lease: a short pause, which keeps what arrives for a paused topic from
@@ -249,9 +239,14 @@ class Relay:
         if batch.rows or batch.set_aside:
             self._empty_polls = 0
         if not batch.rows:
+            self._hand.settle()
             return self._idle()
         self._stopping.found()
-        return Pause(0)
+        if self._hand.has_next():
+            return Pause(0)
+        go_on = not (self._stopping.asked or self._publisher.blocked)
+        self._hand.settle(and_claim=go_on)
+        return Pause(0) if self._hand.has_next() or not go_on else self._idle()
 
     def _renew(self, leases: Mapping[int, int]) -> set[int]:
         self._progress.note("renewing leases in the database")
@@ -281,31 +276,6 @@ class Relay:
 
     def _state_of_broker(self) -> Broker:
         return Broker.BLOCKED if self._publisher.blocked else Broker.CONNECTED
-
-    def _settle(self, batch: Batch, verdicts: dict[int, Verdict]) -> None:
-        """Settle, through an outage of the database if need be: what is published and not settled is published twice."""
-        began = clock.seconds()
-        while True:
-            try:
-                settled = self._transactions.settle(batch, verdicts)
-            except SQLAlchemyError as error:
-                pause_s = self._database.pause_s(error)
-                if self._stopping.grace_over:
-                    log.warning("stopped before the database was back; what was published will be published again")
-                    return
-                self._progress.note("waiting to settle in the database", rest_s=pause_s)
-                self._stopping.rest(pause_s)
-                self._progress.note("settling in the database")
-            else:
-                self._database.over()
-                self._tell(settled, clock.seconds() - began)
-                return
-
-    def _tell(self, settled: Settled, seconds: float) -> None:
-        if settled.fenced:
-            self._emit(BatchFenced(settled.fenced))
-        first = tell_failures(settled.failures, self._emit)
-        self._emit(BatchSettled(settled.states, seconds, first))
 
     def _idle(self) -> Pause:
         """Return a pause that doubles while there is nothing to do, with jitter so that relays do not poll in step.

@@ -47,8 +47,8 @@ class Settlement(NamedTuple):
 class Judged:
     """A batch: what of it is sent, which is usually all, and what becomes of each other message; both in id order."""
 
-    sent: Sequence[Outgoing]
-    rest: Sequence[Settlement]
+    sent: Sequence[Outgoing] = ()
+    rest: Sequence[Settlement] = ()
 
     @property
     def failures(self) -> list[Settlement]:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from outbox import clock
 from outbox.points import Point, reached
-from outbox.relay.batch import Batch
+from outbox.relay.batch import Batch, Delivered
 from outbox.relay.cursor import Cursor
 from outbox.relay.pausing import divide
 from outbox.relay.settling import Judged, judge, waiting, write
-from outbox.store import claim, pauses, promote, settle
+from outbox.store import claim, promote, settle
 from outbox.store.dialects import limit_statements
 from outbox.store.plans import WALKING
 
@@ -33,6 +33,7 @@ MOST_PARTITIONS = 16
 _STATEMENT_LIMIT_S = 10.0
 _PROMOTE_AT_ONCE = 1000
 _RETRY_SHARE = 50
+_PROMOTE_EVERY_S = 0.1
 _MOST_STRETCH = 4.0
 
 
@@ -42,7 +43,16 @@ class Settled:
 
     states: Mapping[State, int]
     fenced: int
-    failures: Sequence[Settlement] = ()
+    failures: Sequence[Settlement]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedOver:
+    """What one transaction has done: what it wrote down of the last batch, if there was one, and the next if one was found."""
+
+    settled: Settled | None
+    batch: Batch | None
 
 
 class Transactions:
@@ -75,33 +85,79 @@ class Transactions:
         self._cursor = Cursor()
         self._stretch = 1.0
         self._last_read = 0
+        self._promote_at = 0.0
 
-    def claim(self, *, ahead: bool = False) -> Batch | None:
+    def claim(self) -> Batch | None:
         """Promote what is due, lease some partitions and read what is unsent in them; `None` if there is nothing.
-
-        `ahead`: another batch is in hand. Then it goes under the same name as that one, also when the name's lock has been lost.
 
         A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
         way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
         """
-        owner = self._name(ahead=ahead)
-        claimed_at = clock.seconds()
+        return self.turn_over(None).batch
+
+    def settle(self, batch: Batch, verdicts: Mapping[int, Verdict]) -> Settled:
+        """Give the leases back and write down the outcomes, for those partitions alone that are still held.
+
+        Safe to call again when it is not known whether it committed: the second time the leases are no longer held.
+        """
+        settled = self.turn_over(Delivered(batch, verdicts), claim=False).settled
+        assert settled is not None  # noqa: S101 - there was a batch
+        return settled
+
+    def turn_over(self, last: Delivered | None, *, claim: bool = True, ahead: bool = False) -> TurnedOver:
+        """Settle the `last` batch, if there is one, and `claim` the next, in one transaction: see `settle` and `claim`.
+
+        `ahead`: another batch is in hand. Then the next goes under the same name as that one, also when the name's lock has been lost.
+        """
+        judged = Judged() if last is None else judge(last.batch.rows, last.verdicts, self._policies)
+        owner = self._name(ahead=ahead) if claim else self._owner
+        began = clock.seconds()
+        mine, batch = judged, None
         with self._begin() as connection:
-            promote.promote(connection, self._tables, most=self._promote_at_once())
-            reached(Point.DURING_PROMOTION)
-            if self._cursor.due:
-                self._advance(connection)
-            lows = self._cursor.lows
-            gone = () if self._presence is None else self._presence.gone(connection)
-            leases = claim.lease_partitions(
-                connection, self._tables, owner=owner, lease_s=self._lease_s, most=MOST_PARTITIONS, lows=lows, gone=gone
-            )
-            if not leases:
-                return None
-            rows = self._read(connection, leases, lows)
-            free, kept_back = divide(rows, pauses.active(connection, self._tables))
-            self._set_aside(connection, kept_back)
-            return Batch(leases, free, claimed_at, set_aside=len(kept_back))
+            if last is not None:
+                mine = self._write(connection, last.batch.leases, judged)
+            if claim:
+                batch = self._claim(connection, owner, ahead=ahead)
+        if last is None:
+            return TurnedOver(None, batch)
+        self._cursor.settled(mine)
+        seconds = clock.seconds() - began - (batch.seconds if batch is not None else 0)
+        return TurnedOver(Settled(mine.states(), len(judged) - len(mine), mine.failures, seconds), batch)
+
+    def _write(self, connection: sa.Connection, leases: Mapping[int, int], judged: Judged) -> Judged:
+        """Write down the outcomes; return those that are ours."""
+        held = settle.release(connection, self._tables, leases, published=judged.published(), failed=judged.failed())
+        reached(Point.DURING_SETTLE)
+        mine = judged if held == set(leases) else judged.of(held)
+        write(connection, self._tables, mine, keep_sent=self._keep_sent)
+        return mine
+
+    def _claim(self, connection: sa.Connection, owner: str, *, ahead: bool) -> Batch | None:
+        claimed_at = clock.seconds()
+        self._promote(connection, ahead=ahead)
+        if self._cursor.due:
+            self._advance(connection)
+        lows = self._cursor.lows
+        gone = () if self._presence is None else self._presence.gone(connection)
+        leases = claim.lease_partitions(
+            connection, self._tables, owner=owner, lease_s=self._lease_s, most=MOST_PARTITIONS, lows=lows, gone=gone
+        )
+        if not leases:
+            return None
+        free, kept_back = self._read(connection, leases, lows)
+        self._set_aside(connection, kept_back)
+        return Batch(leases, free, claimed_at, set_aside=len(kept_back), seconds=clock.seconds() - claimed_at)
+
+    def _promote(self, connection: sa.Connection, *, ahead: bool) -> None:
+        """Make pending what is due: few while much is pending, so that retries do not crowd out the rest, and then not every time."""
+        now = clock.seconds()
+        if ahead and now < self._promote_at:
+            return
+        busy = self._last_read >= self._batch_size // 2
+        most = max(1, self._batch_size // _RETRY_SHARE) if busy else _PROMOTE_AT_ONCE
+        promoted = promote.promote(connection, self._tables, most=most)
+        reached(Point.DURING_PROMOTION)
+        self._promote_at = now if promoted == most else now + _PROMOTE_EVERY_S
 
     def _name(self, *, ahead: bool) -> str:
         if self._presence is None:
@@ -114,21 +170,19 @@ class Transactions:
             left = claim.left_behind(connection, self._tables, self._cursor.lows, ripe)
             self._cursor.advance({place: low for place, low in ripe.items() if place not in left})
 
-    def _promote_at_once(self) -> int:
-        """Return how many due messages may become pending: few while much is pending, so that retries do not crowd out the rest."""
-        return _PROMOTE_AT_ONCE if self._last_read < self._batch_size // 2 else max(1, self._batch_size // _RETRY_SHARE)
-
-    def _read(self, connection: sa.Connection, leases: Mapping[int, int], lows: Sequence[int]) -> list[Outgoing]:
-        """Return about a batch of what is unsent, spread over the leased partitions.
+    def _read(
+        self, connection: sa.Connection, leases: Mapping[int, int], lows: Sequence[int]
+    ) -> tuple[list[Outgoing], list[Outgoing]]:
+        """Return about a batch of what is unsent, spread over the leased partitions: what may go out, and what must wait.
 
         Where some are nearly empty the others may give more, as the last batch has shown; what is too much stays for later,
         and since it is the end of the id order, nothing of a key is overtaken.
         """
         share = math.ceil(self._stretch * self._batch_size / len(leases))
-        rows = claim.unsent(connection, self._tables, leases, limit=share, lows=lows)
-        self._last_read = len(rows)
-        self._stretch = min(_MOST_STRETCH, max(1.0, self._stretch * self._batch_size / max(1, len(rows))))
-        return rows[: self._batch_size]
+        found = claim.unsent(connection, self._tables, leases, limit=share, lows=lows)
+        self._last_read = len(found.rows)
+        self._stretch = min(_MOST_STRETCH, max(1.0, self._stretch * self._batch_size / max(1, len(found.rows))))
+        return divide(found.rows[: self._batch_size], found.paused)
 
     def _set_aside(self, connection: sa.Connection, rows: Sequence[Outgoing]) -> None:
         if not rows:
@@ -143,21 +197,6 @@ class Transactions:
         """Prolong the leases; return the partitions that are still held."""
         with self._begin() as connection:
             return claim.renew(connection, self._tables, leases, lease_s=self._lease_s)
-
-    def settle(self, batch: Batch, verdicts: Mapping[int, Verdict]) -> Settled:
-        """Give the leases back and write down the outcomes, for those partitions alone that are still held.
-
-        Safe to call again when it is not known whether it committed: the second time the leases are no longer held.
-        """
-        judged = judge(batch.rows, verdicts, self._policies)
-        with self._begin() as connection:
-            published, failed = judged.published(), judged.failed()
-            held = settle.release(connection, self._tables, batch.leases, published=published, failed=failed)
-            reached(Point.DURING_SETTLE)
-            mine = judged if held == set(batch.leases) else judged.of(held)
-            write(connection, self._tables, mine, keep_sent=self._keep_sent)
-        self._cursor.settled(mine)
-        return Settled(mine.states(), fenced=len(judged) - len(mine), failures=mine.failures)
 
     @contextmanager
     def _begin(self) -> Iterator[sa.Connection]:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -14,6 +14,7 @@ from outbox.identity import PARTITIONS
 from outbox.outgoing import Outgoing
 from outbox.sqltypes import SessionDateTime, later, now, seconds_since
 from outbox.states import PARKED, State
+from outbox.store import pauses
 from outbox.store.dialects import listed
 from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
@@ -90,29 +91,41 @@ def _lease_partitions(tables: Tables, dialect: str) -> sa.Update:
 
 def unsent(
     connection: sa.Connection, tables: Tables, partitions: Iterable[int], *, limit: int, lows: Sequence[int] = NO_LOWS
-) -> list[Outgoing]:
-    """Return the pending messages of some partitions in id order: the first `limit` of each or more, as many as fit in memory.
+) -> Unsent:
+    """Return the pending messages of some partitions, the first `limit` of each or more, as many as fit in memory.
 
     A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages
-    that the last holder has just settled. Walks `outbox_message_pending_ix` once for each partition, from its place in `lows`
+    that the last holder has just settled, and miss what was paused before it (see `pauses.wait_for_claims`). Walks `outbox_message_pending_ix` once for each partition, from its place in `lows`
     on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
-    message that comes back from a backoff between them would be seen by neither, and overtaken. Locks nothing.
+    message that comes back from a backoff between them would be seen by neither, and overtaken. Reads the handful of rows of
+    `outbox_pause` once. Locks nothing.
     """
     asked = [{"place": place, "low": lows[place]} for place in partitions]
     if not asked:
-        return []
+        return Unsent([], [])
     if connection.dialect.name == "sqlite":
-        found = [row for one in asked for row in connection.execute(_unsent_of_one(tables), {**one, "most": limit})]
+        each = [row for one in asked for row in connection.execute(_unsent_of_one(tables), {**one, "most": limit})]
+        rows, paused = list(map(Outgoing._make, each)), pauses.active(connection, tables)
     else:
-        found = list(connection.execute(_unsent(tables), {"asked": json.dumps(asked), "most": limit}).all())
-    return with_large_payloads(connection, tables, sorted(map(Outgoing._make, found), key=_id))
+        found = connection.execute(_unsent(tables), {"asked": json.dumps(asked), "most": limit}).all()
+        rows = [Outgoing._make(row[1:]) for row in found]
+        paused = json.loads(found[0].paused or "[]") if found else []
+    return Unsent(with_large_payloads(connection, tables, sorted(rows, key=_id)), paused)
+
+
+class Unsent(NamedTuple):
+    """Pending messages in id order, and the patterns of topics that are paused."""
+
+    rows: list[Outgoing]
+    paused: list[str]
 
 
 @lru_cache
 def _unsent(tables: Tables) -> sa.Select[Any]:
     asked = listed("postgresql", sa.bindparam("asked", type_=sa.Text()), place=sa.SmallInteger(), low=sa.BigInteger())
     first = _first(tables, asked.c.place, asked.c.low, asked).lateral("first")
-    return sa.select(*first.c).select_from(asked.join(first, sa.true()))
+    topics = sa.select(sa.cast(sa.func.json_agg(tables.pause.c.topics), sa.Text())).where(pauses.is_active(tables))
+    return sa.select(topics.scalar_subquery().label("paused"), *first.c).select_from(asked.join(first, sa.true()))
 
 
 @lru_cache

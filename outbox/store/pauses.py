@@ -28,13 +28,17 @@ class Pause:
 
 
 def active(connection: sa.Connection, tables: Tables) -> list[str]:
-    """Return the patterns that are paused now.
+    """Return the patterns that are paused now. Reads `outbox_pause`, a handful of rows, and locks nothing."""
+    return list(connection.execute(sa.select(tables.pause.c.topics).where(is_active(tables))).scalars())
 
-    Reads `outbox_pause`, a handful of rows, and locks nothing. The claim calls it under its leases, in a statement of its own:
-    only so does `wait_for_claims` divide the claims into those that saw a pause and have committed, and those that do not see it.
+
+def is_active(tables: Tables) -> sa.ColumnElement[bool]:
+    """Return the condition that selects the pauses that have not ended.
+
+    The claim looks at them under its leases, in a later statement: only so does `wait_for_claims` divide the claims into those that
+    saw a pause and have committed, and those that do not see it.
     """
-    pause = tables.pause
-    return list(connection.execute(sa.select(pause.c.topics).where(pause.c.resumed_at.is_(None))).scalars())
+    return tables.pause.c.resumed_at.is_(None)
 
 
 def listed(connection: sa.Connection, tables: Tables) -> list[Pause]:

@@ -104,7 +104,7 @@ class _Drain:
 
     def _check_nothing_left(self) -> None:
         with self._engine.begin() as connection:
-            left = claim.unsent(connection, self._tables, range(PARTITIONS), limit=1)
+            left = claim.unsent(connection, self._tables, range(PARTITIONS), limit=1).rows
         if left:
             raise AssertionError(
                 f"{left[0].topic} is pending, but another relay holds its partition: is one running, or was one killed?"

@@ -148,7 +148,7 @@ def left(engine):
 def publish(engine, broker_url):
     """Publish once what is in the outbox, and return what became of it."""
     with engine.connect() as connection:
-        rows = claim.unsent(connection, DEFAULT, range(64), limit=100)
+        rows = claim.unsent(connection, DEFAULT, range(64), limit=100).rows
     publisher = RabbitMQPublisher(broker_url, Routes())
     publisher.connect()
     published = publisher.publish(rows, Steer())
@@ -261,7 +261,7 @@ def test_a_queue_that_has_gone_is_declared_again_at_the_next_try(engine, vhost_u
             add.delay(1, 2)
             connection.execute(sa.update(DEFAULT.message).values(attempts=max(0, attempts - 1)))
         with engine.connect() as connection:
-            rows = claim.unsent(connection, DEFAULT, range(64), limit=100)
+            rows = claim.unsent(connection, DEFAULT, range(64), limit=100).rows
         outcomes += [verdict.outcome for verdict in publisher.publish(rows, Steer()).verdicts.values()]
         with kombu.Connection(vhost_url) as connection, connection.channel() as channel:
             channel.queue_delete("celery")

@@ -138,19 +138,19 @@ def test_a_trouble_is_over_with_the_next_turn(engine, vitals, clock):
     assert vitals.started.is_set()
 
 
-@pytest.mark.parametrize("method", ["claim", "settle"])
-def test_a_database_that_is_away_is_no_hang(engine, vitals, clock, monkeypatch, method):
+@pytest.mark.parametrize("settles", [False, True])
+def test_a_database_that_is_away_is_no_hang(engine, vitals, clock, monkeypatch, settles):
     insert(engine, "a")
     failures = []
-    really = getattr(Transactions, method)
+    really = Transactions.turn_over
 
-    def fail(*arguments):
-        failures.append(1)
-        if len(failures) <= 30:
+    def fail(transactions, last, **options):
+        if settles == (last is not None) and len(failures) <= 30:
+            failures.append(1)
             raise OperationalError("SELECT", {}, Exception("server closed the connection"))
-        return really(*arguments)
+        return really(transactions, last, **options)
 
-    monkeypatch.setattr(Transactions, method, fail)
+    monkeypatch.setattr(Transactions, "turn_over", fail)
     stopping = Waits(vitals, clock, waits=32)
     run(engine, vitals, stopping, MemoryPublisher())
 
