@@ -44,7 +44,7 @@ class Outgoing(NamedTuple):
     @property
     def delivery(self) -> Delivery | None:
         """Where it goes by itself, if its topic's route has no say. Raises `TypeError` for what this version cannot read."""
-        return delivery_of(self.headers)
+        return delivery_of(self.headers) if self.headers else None
 
     @property
     def must_wait(self) -> bool:

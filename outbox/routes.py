@@ -68,6 +68,8 @@ class Route:
 
     def key_for(self, row: Outgoing) -> str:
         """Return the routing key of a message."""
+        if self.routing_key == "{topic}":
+            return row.topic
         return self.routing_key.format(topic=row.topic, key=row.key or "", type=row.type)
 
 

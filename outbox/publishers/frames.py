@@ -18,18 +18,20 @@ _BASIC, _PUBLISH = 60, 40
 _MANDATORY = 0b01
 _OVERHEAD = 8
 _HEAD = struct.Struct(">BHI")
+_CONTENT = struct.Struct(">BHIHHQ")
 _LONG = struct.Struct(">I")
+_END = b"\xce"
 
 
 def publish(channel_id: int, exchange: str, routing_key: str, properties: bytes, body: bytes, *, frame_max: int) -> bytes:
     """Return the frames of one mandatory `basic.publish`, its properties serialized already. `frame_max` is in bytes."""
     method = _method(channel_id, exchange, routing_key)
-    header = _frame(_HEADER, channel_id, struct.pack(">HHQ", _BASIC, 0, len(body)) + properties)
+    header = _CONTENT.pack(_HEADER, channel_id, _CONTENT.size - _HEAD.size + len(properties), _BASIC, 0, len(body))
     most = frame_max - _OVERHEAD
-    if len(body) <= most:
-        return b"".join((method, header, _frame(_BODY, channel_id, body))) if body else method + header
+    if 0 < len(body) <= most:
+        return b"".join((method, header, properties, _END, _HEAD.pack(_BODY, channel_id, len(body)), body, _END))
     parts = (_frame(_BODY, channel_id, body[start : start + most]) for start in range(0, len(body), most))
-    return b"".join((method, header, *parts))
+    return b"".join((method, header, properties, _END, *parts))
 
 
 @lru_cache(maxsize=1024)
@@ -44,8 +46,18 @@ def table(headers: Mapping[str, object]) -> bytes | None:
     for name, value in headers.items():
         if type(name) is not str or type(value) is not str:
             return None
-        encoded = value.encode()
-        fields.append(b"%bS%b%b" % (short(name), _LONG.pack(len(encoded)), encoded))
+        fields.append(field(name, value))
+    return of_fields(*fields)
+
+
+def field(name: str, value: str) -> bytes:
+    """Return one field of a table. Raises `ValueError` for a name of more than 255 bytes."""
+    encoded = value.encode()
+    return b"%bS%b%b" % (short(name), _LONG.pack(len(encoded)), encoded)
+
+
+def of_fields(*fields: bytes) -> bytes:
+    """Return the table of some fields."""
     written = b"".join(fields)
     return _LONG.pack(len(written)) + written
 
@@ -57,4 +69,4 @@ def short(text: str) -> bytes:
 
 
 def _frame(kind: int, channel_id: int, payload: bytes) -> bytes:
-    return b"%b%b\xce" % (_HEAD.pack(kind, channel_id, len(payload)), payload)
+    return b"".join((_HEAD.pack(kind, channel_id, len(payload)), payload, _END))

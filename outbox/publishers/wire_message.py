@@ -131,12 +131,22 @@ def _usual(row: Outgoing, routes: Routes) -> WireMessage | None:
     if row.delivery is not None or routes.format_of(row.topic) is not Format.OUTBOX:
         return None
     around = _same_for_many(row.content_type, row.type)
-    table = None if around is None else frames.table(headers(row))
+    table = None if around is None else frames.table(headers(row)) if row.headers else _table(row.topic, row.key)
     if around is None or table is None:
         return None
     before, after = around
     sent_at = struct.pack(">Q", int(row.created_at.timestamp()))
     return WireMessage(_USUAL % (before, table, str(row.message_id).encode(), sent_at, after), row.payload)
+
+
+def _table(topic: str, key: str | None) -> bytes:
+    """Return the headers of a message that has none of its own."""
+    return frames.of_fields(_topic(topic)) if key is None else frames.of_fields(_topic(topic), frames.field(KEY_HEADER, key))
+
+
+@lru_cache(maxsize=1024)
+def _topic(topic: str) -> bytes:
+    return frames.field(TOPIC_HEADER, topic)
 
 
 @lru_cache(maxsize=1024)

@@ -99,11 +99,10 @@ class Relay:
         self._vitals = vitals or Vitals(limit_s=lease_s)
         self._progress = self._vitals.progress
         self._ahead_from = ahead_from
-        self._most_unsettled = most_unsettled
         self._empty_polls = 0
         self._met_broker = False
         self._emit = (telemetry or logged()).emit
-        self._hand = Turnover(transactions, stopping, self._progress, self._emit)
+        self._hand = Turnover(transactions, stopping, self._progress, self._emit, most_unsettled=most_unsettled)
         self._broker = Outage(log, "broker", on_change=lambda error: self._emit(BreakerChanged(error is not None, error)))
         self._found: Broker | None = None
 
@@ -192,8 +191,7 @@ class Relay:
         self._progress.note(_PUBLISHING)
         room = len(batch.rows)
         if self._hand.unsettled or room >= self._ahead_from:
-            room = max(0, self._most_unsettled - self._hand.unsettled) if self._hand.unsettled else room
-            self._hand.begin()
+            room = self._hand.begin()
         lease = Lease(
             batch,
             self._stopping,

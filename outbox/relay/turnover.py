@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,17 +35,24 @@ CLAIMING = "claiming from the database"
 class Turnover:
     """Turns batches over: settles the last and claims the next, in one transaction, beside the publish of another where that pays.
 
-    Between publishes at most one batch is unsettled, while one is under way two. What is in hand when the process is killed is
-    published again.
+    Between publishes at most one batch is unsettled. While another is under way at most `most_unsettled` messages are published and
+    not settled: so many are published again when the process is killed.
     """
 
     def __init__(
-        self, transactions: Transactions, stopping: Stopping, progress: Progress, emit: Callable[[TelemetryEvent], None]
+        self,
+        transactions: Transactions,
+        stopping: Stopping,
+        progress: Progress,
+        emit: Callable[[TelemetryEvent], None],
+        *,
+        most_unsettled: int,
     ) -> None:
         self._transactions = transactions
         self._stopping = stopping
         self._progress = progress
         self._emit = emit
+        self._most_unsettled = most_unsettled
         self._beside = Beside(partial(transactions.turn_over, ahead=True))
         self._unsettled: deque[Delivered] = deque()
         self._next: Batch | None = None
@@ -69,9 +77,14 @@ class Turnover:
         batch, self._next = self._next, None
         return batch
 
-    def begin(self) -> None:
-        """Settle what is unsettled, and claim the next batch, beside the publish that begins; `take` when it needs that or is over."""
-        self._beside.begin(self._unsettled[0] if self._unsettled else None)
+    def begin(self) -> int:
+        """Settle what is unsettled, and claim the next batch, beside the publish that begins; return how many that may send meanwhile.
+
+        `take` is to be called before it sends more, and when it is over.
+        """
+        last = self._unsettled[0] if self._unsettled else None
+        self._beside.begin(last)
+        return sys.maxsize if last is None else max(0, self._most_unsettled - self.unsettled)
 
     def take(self) -> bool:
         """Wait for what was begun; tell whether everything is settled."""
