@@ -67,25 +67,28 @@ class _Wakes:
     """The relays that commits on one engine wake."""
 
     def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
         self._senders: dict[WakeAddress, Sender] = {}
         self._notifies = False
-        for name in ("begin", "begin_twophase"):
-            event.listen(engine, name, _forget)
-        event.listen(engine, "commit", self._before_commit)
-        # No event comes after the COMMIT of a Connection, and a wake-up before it would find nothing yet.
+        # No event comes after the COMMIT of a Connection, and a wake-up before it would find nothing yet. Nor is there a listener for
+        # anything else: with the first one, SQLAlchemy takes a longer way through every statement of the engine.
         dialect: Any = engine.dialect
         for name in ("do_commit", "do_commit_twophase"):
             setattr(dialect, name, self._then_wake(getattr(dialect, name)))
+        for name in ("do_rollback", "do_rollback_twophase"):
+            setattr(dialect, name, _forgetting(getattr(dialect, name)))
 
     def add(self, addresses: list[WakeAddress]) -> None:
         for address in addresses:
             if isinstance(address, Postgres):
+                if not self._notifies:
+                    event.listen(self._engine, "commit", self._before_commit)
                 self._notifies = True
             elif address not in self._senders:
                 self._senders = {**self._senders, address: Sender(address)}  # replaced, not changed: others may be sending
 
     def _before_commit(self, connection: sa.Connection) -> None:
-        if not self._notifies or _ENQUEUED not in connection.info:
+        if _ENQUEUED not in connection.info:
             return
         try:
             connection.execute(sa.select(sa.func.pg_notify(CHANNEL, "")))
@@ -96,18 +99,30 @@ class _Wakes:
 
     def _then_wake(self, commit: Any) -> Any:
         def commit_and_wake(connection: Any, *more: Any, **named: Any) -> None:
+            wanted = _forget(connection)
             commit(connection, *more, **named)
-            info = getattr(connection, "info", None)  # of the pool's connection, or of SQLAlchemy's
-            if isinstance(info, dict) and info.pop(_ENQUEUED, False):
+            if wanted:
                 for sender in self._senders.values():
                     sender.wake()
 
         return commit_and_wake
 
 
-def _forget(connection: sa.Connection, *_: Any) -> None:
-    """What an earlier transaction on this connection left, because it was rolled back."""
-    connection.info.pop(_ENQUEUED, None)
+def _forgetting(rollback: Any) -> Any:
+    def forget_and_roll_back(connection: Any, *more: Any, **named: Any) -> None:
+        _forget(connection)
+        rollback(connection, *more, **named)
+
+    return forget_and_roll_back
+
+
+def _forget(connection: Any) -> bool:
+    """Forget what was enqueued in the transaction that ends; tell whether something was."""
+    try:
+        info = connection.info  # of the pool's connection, or of SQLAlchemy's
+    except (AttributeError, NotImplementedError):  # the driver's own, or SQLAlchemy's very first look at a database
+        return False
+    return isinstance(info, dict) and bool(info.pop(_ENQUEUED, False))
 
 
 _lock = threading.Lock()
