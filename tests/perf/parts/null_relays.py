@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from outbox.policies import Policies
 from outbox.publishers.flight import CONFIRMED
+from outbox.relay.batch import Delivered
 from outbox.relay.transactions import Transactions
 from outbox.store.engine import open_engine
 from outbox.tables import DEFAULT
@@ -17,6 +18,7 @@ Noted = list[tuple[int, list[int]]]
 """When, by the machine's clock, a relay would have published which ids."""
 
 _LONGEST_S = 900
+_POLL_INTERVAL_S = 0.5
 
 
 class NullRelays:
@@ -70,15 +72,21 @@ def _work(owner: str, url: str, batch_size: int, settled: Any, ready: Any, begin
         ready.release()
         begin.wait()
         noted: Noted = []
-        while not end.is_set():
-            batch = transactions.claim()
+        last: Delivered | None = None
+        empty_polls = 0
+        while last is not None or not end.is_set():
+            turned = transactions.turn_over(last, claim=not end.is_set())
+            if turned.settled is not None:
+                with settled.get_lock():
+                    settled.value += sum(turned.settled.states.values())
+            last, batch = None, turned.batch
             if batch is None:
-                time.sleep(0.002)
+                empty_polls += 1
+                time.sleep(min(_POLL_INTERVAL_S, 0.01 * 2**empty_polls))  # as a relay does; one that spins slows the others down
                 continue
+            empty_polls = 0
             noted.append((time.monotonic_ns(), [row.id for row in batch.rows]))
-            written = transactions.settle(batch, dict.fromkeys(noted[-1][1], CONFIRMED))
-            with settled.get_lock():
-                settled.value += sum(written.states.values())
+            last = Delivered(batch, dict.fromkeys(noted[-1][1], CONFIRMED))
     notes.put(noted)
 
 
