@@ -15,7 +15,9 @@ class Point(StrEnum):
     AFTER_CLAIM = "after claim"  # the leases are committed, nothing is sent
     HALF_SENT = "half sent"  # half of the batch is on the wire
     BEFORE_SETTLE = "before settle"  # the publish is over, and nothing is written down
-    DURING_SETTLE = "during settle"  # the leases are given back, the outcomes are not written, nothing is committed
+    DURING_SETTLE = (
+        "during settle"  # the leases are given back, what was sent is written down, what failed is not, nothing is committed
+    )
     DURING_PROMOTION = "during promotion"  # due messages are made pending, nothing is committed
     DURING_CLEANUP = "during clean-up"  # old rows are deleted, nothing is committed
     AFTER_COUNT = "after count"  # the consumer has counted an attempt, the handler has not begun

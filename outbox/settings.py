@@ -27,8 +27,8 @@ class RelaySettings:
 
     `lease_s`: how long a relay may hold a partition without hearing from the broker. `confirm_timeout_s`: how long the
     broker may be silent with messages in flight before the connection counts as lost; must be shorter than the lease.
-    `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: how many messages may be
-    published and not yet settled, at most 10,000: so many come twice at most when the relay is killed.
+    `poll_interval_s`: the longest pause between two looks at an empty table. `batch_size`: messages claimed at
+    once, at most 10,000.
     `grace_s`: after SIGTERM, how long to wait for confirms and for the database. `policies`: for messages that fail by
     their own fault. `retention_s`: how long to keep messages that were sent; `None` deletes them at once.
 

@@ -50,7 +50,7 @@ from outbox.wire import Format
 )
 @options.setting(
     "--batch-size",
-    "How many messages may be published and not yet settled: so many come twice at most when a relay is killed.",
+    "How many messages to claim at once.",
     default=1000,
     type=WholeNumber(1, MOST_AT_ONCE),
 )

@@ -77,11 +77,6 @@ class Cleanup:
         self._deleted = {chore.name: 0 for chore in self._chores}
         self._spoke_at = now - _SPEAK_EVERY_S
 
-    @property
-    def due(self) -> bool:
-        """Whether `turn` has something to look at."""
-        return min(chore.due_at for chore in self._chores) <= self._clock()
-
     def turn(self) -> None:
         """Delete one batch if it is time to. Never raises for the database's sake: what failed is tried again later."""
         now = self._clock()

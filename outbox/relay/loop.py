@@ -14,8 +14,7 @@ from outbox.errors import BrokerRefused, BrokerUnavailable
 from outbox.observe.logs import logged
 from outbox.outage import Outage
 from outbox.points import Point, reached
-from outbox.relay import parts
-from outbox.relay.batch import Lease
+from outbox.relay.batch import Delivered, Lease
 from outbox.relay.turnover import Turnover
 from outbox.states import Outcome
 from outbox.store.registry import Broker
@@ -63,10 +62,7 @@ class Relay:
 
     Guarantees: what it records as sent, the broker has confirmed. Messages of one key are published in id order, and a
     relay that has lost its lease writes nothing. Not guaranteed: that a message is published only once. A crash between
-    publish and settle publishes that batch again, under the same message ids.
-
-    From batches of `ahead_from` messages on, the database is worked on while the broker is: the last batch is settled and the next
-    one claimed. Until then, of the batch under way only so many are sent that at most `most_unsettled` are unsettled. `telemetry` is told of every step (default: it
+    publish and settle publishes that batch again, under the same message ids. `telemetry` is told of every step (default: it
     is logged).
     """
 
@@ -83,7 +79,6 @@ class Relay:
         vitals: Vitals | None = None,
         presence: Presence | None = None,
         ahead_from: float = math.inf,
-        most_unsettled: int = 0,
         server: Server | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
@@ -102,7 +97,7 @@ class Relay:
         self._empty_polls = 0
         self._met_broker = False
         self._emit = (telemetry or logged()).emit
-        self._hand = Turnover(transactions, stopping, self._progress, self._emit, most_unsettled=most_unsettled)
+        self._hand = Turnover(transactions, stopping, self._progress, self._emit)
         self._broker = Outage(log, "broker", on_change=lambda error: self._emit(BreakerChanged(error is not None, error)))
         self._found: Broker | None = None
 
@@ -118,7 +113,7 @@ class Relay:
                 pause = self._turn()
                 self._clean_up()
                 self._wait(pause)
-            self._hand.put_down()
+            self._hand.give_back()
         finally:
             self._hand.close()
             self._publisher.close()
@@ -150,8 +145,6 @@ class Relay:
 
     def _clean_up(self) -> None:
         if self._cleanup is not None and not self._stopping.asked:
-            if self._cleanup.due:
-                self._hand.settle()  # it would have to wait meanwhile
             self._progress.note("cleaning up")
             self._cleanup.turn()
 
@@ -166,11 +159,10 @@ class Relay:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
             self._note(Broker.UNREACHABLE)
-            self._hand.put_down()
+            self._hand.give_back()
             return Pause(self._broker.pause_s(error))
         self._note_trouble()
         if self._publisher.blocked:
-            self._hand.settle()
             self._note_broker()
             self._vitals.started.set()
             return Pause(min(self._poll_interval_s, _BLOCKED_S))
@@ -189,9 +181,8 @@ class Relay:
 
     def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
-        room = len(batch.rows)
-        if self._hand.unsettled or room >= self._ahead_from:
-            room = self._hand.begin()
+        if len(batch.rows) >= self._ahead_from:
+            self._hand.begin_ahead()
         lease = Lease(
             batch,
             self._stopping,
@@ -200,35 +191,39 @@ class Relay:
             on_progress=self._note_answer,
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
-        published = self._publish(batch, lease, room)
+        published = self._publish(batch, lease)
+        self._hand.take_ahead()
         reached(Point.BEFORE_SETTLE)
-        settled = self._hand.take()
-        self._hand.add(batch, published.verdicts)
+        look = self._may_look(batch, published)
+        self._hand.settle(Delivered(batch, published.verdicts), and_claim=look)
         if published.lost is not None:
-            self._hand.put_down()
+            self._hand.give_back()
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
                 self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
             return Pause(self._broker.pause_s(published.lost))
         self._broker.over()
         self._note_broker()
-        if not settled:
-            self._hand.settle()  # the database has failed: nothing more before it has all of this
-        return self._next(batch)
+        return self._next(batch, looked=look)
 
-    def _publish(self, batch: Batch, lease: Lease, room: int) -> Published:
+    def _may_look(self, batch: Batch, published: Published) -> bool:
+        """Tell whether to claim the next batch in the transaction that settles this one."""
+        stays = published.lost is None and not self._publisher.blocked and not self._stopping.asked
+        return bool(batch.rows) and stays and not self._hand.has_next()
+
+    def _publish(self, batch: Batch, lease: Lease) -> Published:
         if not batch.rows:
             return self._publisher.publish(batch.rows, lease)
         self._emit(PublishBegan(batch.rows))
         began = clock.seconds()
         with sending(batch.rows, self._server) as sent:
-            published = parts.publish(self._publisher, batch.rows, lease, room=room, go_on=self._hand.take)
+            published = self._publisher.publish(batch.rows, lease)
             sent.verdicts, sent.lost = published.verdicts, published.lost
         now = clock.seconds()
         self._emit(BatchPublished(batch.rows, published.verdicts, now - began, now - batch.claimed_at, published.lost))
         return published
 
-    def _next(self, batch: Batch) -> Pause:
-        """See that the batch is settled, and return no pause while there is something to publish.
+    def _next(self, batch: Batch, *, looked: bool) -> Pause:
+        """Return no pause while there is something to publish; `looked`: after the batch, in the transaction that has settled it.
 
         A claim that only set messages aside has done something that need not be done again, and there may be more to
         publish in the partitions that it did not lease: a short pause, which keeps what arrives for a paused topic from
@@ -237,14 +232,9 @@ class Relay:
         if batch.rows or batch.set_aside:
             self._empty_polls = 0
         if not batch.rows:
-            self._hand.settle()
             return self._idle()
         self._stopping.found()
-        if self._hand.has_next():
-            return Pause(0)
-        go_on = not (self._stopping.asked or self._publisher.blocked)
-        self._hand.settle(and_claim=go_on)
-        return Pause(0) if self._hand.has_next() or not go_on else self._idle()
+        return Pause(0) if self._hand.has_next() or not looked else self._idle()
 
     def _renew(self, leases: Mapping[int, int]) -> set[int]:
         self._progress.note("renewing leases in the database")

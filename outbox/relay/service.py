@@ -97,15 +97,12 @@ def _run(
 ) -> None:
     alone = open_engine(settings.database_url, application_name="outbox-relay-presence", pool_size=1)
     presence = Presence(alone, tables, owner=settings.owner)
-    # On SQLite a claim would only wait for the settle of the last.
-    beside = engine.dialect.name == "postgresql"
-    claimed = max(1, settings.batch_size * 3 // 4) if beside else settings.batch_size
     transactions = Transactions(
         engine,
         tables,
         owner=settings.owner,
         lease_s=settings.lease_s,
-        batch_size=claimed,
+        batch_size=settings.batch_size,
         policies=settings.policies,
         keep_sent=settings.retention_s is not None,
         presence=presence,
@@ -125,8 +122,8 @@ def _run(
             registry=registry,
             vitals=vitals,
             presence=presence,
-            ahead_from=claimed / 2 if beside else math.inf,
-            most_unsettled=settings.batch_size,
+            # The more a claim reads, the longer a broker would wait for it. On SQLite it would only wait for the settle of the last.
+            ahead_from=settings.batch_size / 2 if engine.dialect.name == "postgresql" else math.inf,
             server=server_of(urls.current(settings.broker_url)),
             telemetry=telemetry,
         )

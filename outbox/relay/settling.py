@@ -67,6 +67,10 @@ class Judged:
         """Count the messages by their next state."""
         return Counter({State.SENT: len(self.sent)}) + Counter(each.state for each in self.rest)
 
+    def ids(self) -> list[int]:
+        """Return which are sent."""
+        return list(map(_id, self.sent))
+
     def published(self) -> Counter[int]:
         """Count what is sent, by partition."""
         return Counter(map(_partition, self.sent))
@@ -142,13 +146,11 @@ def waiting(row: Outgoing, holder: Holder | None, policies: Policies) -> Settlem
     return parked(blocked, holder.message_id) if parks else blocked
 
 
-def write(connection: sa.Connection, tables: Tables, judged: Judged, *, keep_sent: bool) -> None:
-    """Write the next states; what was sent is marked so if it is to be kept, else deleted.
+def write(connection: sa.Connection, tables: Tables, judged: Judged) -> None:
+    """Write the next states of what was not sent, and of what waited behind any of these.
 
-    The caller holds the rows of the leases' partitions, see `store.settle.release`.
+    The caller holds the rows of the leases' partitions, see `store.settle.release`, which has written down what was sent.
     """
-    if judged.sent:
-        (settle.mark_sent if keep_sent else settle.delete_sent)(connection, tables, list(map(_id, judged.sent)))
     groups: dict[State, list[Settlement]] = defaultdict(list)
     for each in judged.rest:
         groups[each.state].append(each)

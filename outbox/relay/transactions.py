@@ -89,13 +89,15 @@ class Transactions:
         self._last_read = 0
         self._promote_at = 0.0
 
-    def claim(self) -> Batch | None:
+    def claim(self, *, ahead: bool = False) -> Batch | None:
         """Promote what is due, lease some partitions and read what is unsent in them; `None` if there is nothing.
 
         A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
         way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
+
+        `ahead`: another batch is in hand. Then this goes under the same name as that one, also when the name's lock has been lost.
         """
-        return self.turn_over(None).batch
+        return self.turn_over(None, ahead=ahead).batch
 
     def settle(self, batch: Batch, verdicts: Mapping[int, Verdict]) -> Settled:
         """Give the leases back and write down the outcomes, for those partitions alone that are still held.
@@ -107,10 +109,7 @@ class Transactions:
         return settled
 
     def turn_over(self, last: Delivered | None, *, claim: bool = True, ahead: bool = False) -> TurnedOver:
-        """Settle the `last` batch, if there is one, and `claim` the next, in one transaction: see `settle` and `claim`.
-
-        `ahead`: another batch is in hand. Then the next goes under the same name as that one, also when the name's lock has been lost.
-        """
+        """Settle the `last` batch, if there is one, and `claim` the next, in one transaction: see `settle` and `claim`."""
         judged = Judged() if last is None else judge(last.batch.rows, last.verdicts, self._policies)
         owner = self._name(ahead=ahead) if claim else self._owner
         began = clock.seconds()
@@ -128,10 +127,18 @@ class Transactions:
 
     def _write(self, connection: sa.Connection, leases: Mapping[int, int], judged: Judged) -> Judged:
         """Write down the outcomes; return those that are ours."""
-        held = settle.release(connection, self._tables, leases, published=judged.published(), failed=judged.failed())
+        held = settle.release(
+            connection,
+            self._tables,
+            leases,
+            sent=judged.ids(),
+            keep_sent=self._keep_sent,
+            published=judged.published(),
+            failed=judged.failed(),
+        )
         reached(Point.DURING_SETTLE)
         mine = judged if held == set(leases) else judged.of(held)
-        write(connection, self._tables, mine, keep_sent=self._keep_sent)
+        write(connection, self._tables, mine)
         return mine
 
     def _claim(self, connection: sa.Connection, owner: str, *, ahead: bool) -> Batch | None:
@@ -194,7 +201,7 @@ class Transactions:
         holders = claim.holders(connection, self._tables, held) if held else {}
         # One that waits for a pause alone has no holder: what else holds its key back may be a later message.
         blocked = [waiting(row, holders.get(row.key or "") if row.must_wait else None, self._policies) for row in rows]
-        write(connection, self._tables, Judged((), blocked), keep_sent=self._keep_sent)
+        write(connection, self._tables, Judged((), blocked))
 
     def renew(self, leases: Mapping[int, int]) -> set[int]:
         """Prolong the leases; return the partitions that are still held."""

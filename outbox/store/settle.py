@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from outbox.sqltypes import later, now
+from outbox.sqltypes import BigInts, later, now
 from outbox.states import PARKED, State
 from outbox.store.claim import LEASE, is_held
 from outbox.store.dialects import appended, is_in, listed
@@ -22,6 +22,7 @@ MOST_FAILURES = 100
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from sqlalchemy.sql.dml import ReturningUpdate
     from sqlalchemy.types import TypeEngine
 
     from outbox.tables import Tables
@@ -34,6 +35,8 @@ def release(
     tables: Tables,
     leases: Mapping[int, int],
     *,
+    sent: Sequence[int] = (),
+    keep_sent: bool = False,
     published: Mapping[int, int] = _NONE,
     failed: Mapping[int, int] = _NONE,
 ) -> set[int]:
@@ -41,7 +44,8 @@ def release(
 
     For a partition that is not returned the caller has been fenced: another relay has it, or had it, and nothing may be
     written about its messages. Locks the partitions' rows until the end of the transaction, so that no other relay can
-    lease them before the outcomes are written.
+    lease them before the outcomes are written. Of the messages that were `sent`, by id, those of partitions that are returned are
+    deleted, or with `keep_sent` kept until their retention is over; by `outbox_message_pk`, and in the same statement.
     """
     if not leases:
         return set()
@@ -49,11 +53,20 @@ def release(
         {"place": place, "token": token, "published": published.get(place, 0), "failed": failed.get(place, 0)}
         for place, token in leases.items()
     ]
-    return set(connection.execute(_release(tables, connection.dialect.name), {"leases": json.dumps(asked)}).scalars())
+    given = {"leases": json.dumps(asked)}
+    if connection.dialect.name == "sqlite":  # which changes nothing within a WITH
+        held = list(connection.execute(_release(tables, "sqlite"), given).scalars())
+        ours = sa.and_(is_in(connection, tables.message.c.id, sent), tables.message.c.partition.in_(held))
+        connection.execute(_end(tables, ours, keep_sent=keep_sent))
+    elif sent:
+        held = list(connection.execute(_release_and_end(tables, keep_sent=keep_sent), {**given, "sent": sent}).scalars())
+    else:
+        held = list(connection.execute(_release(tables, "postgresql"), given).scalars())
+    return set(held)
 
 
 @lru_cache
-def _release(tables: Tables, dialect: str) -> sa.Update:
+def _release(tables: Tables, dialect: str) -> ReturningUpdate[Any]:
     partition = tables.partition
     totals = {"published": sa.BigInteger(), "failed": sa.BigInteger()}
     lease = listed(dialect, sa.bindparam("leases", type_=sa.Text()), **LEASE, **totals)
@@ -62,17 +75,21 @@ def _release(tables: Tables, dialect: str) -> sa.Update:
     return update.returning(partition.c.partition)
 
 
-def delete_sent(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
-    """Delete messages that were published, by `outbox_message_pk`."""
+@lru_cache
+def _release_and_end(tables: Tables, *, keep_sent: bool) -> sa.Select[Any]:
     message = tables.message
-    connection.execute(sa.delete(message).where(is_in(connection, message.c.id, ids)))
+    held = _release(tables, "postgresql").cte("held")
+    sent = message.c.id == sa.any_(sa.bindparam("sent", type_=BigInts()))
+    ours = sa.and_(sent, message.c.partition.in_(sa.select(held.c.partition)))
+    ended = _end(tables, ours, keep_sent=keep_sent).returning(message.c.id).cte("ended")
+    return sa.select(held.c.partition).add_cte(ended)
 
 
-def mark_sent(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
-    """Keep messages that were published, until their retention is over, by `outbox_message_pk`."""
+def _end(tables: Tables, ours: sa.ColumnElement[bool], *, keep_sent: bool) -> sa.Update | sa.Delete:
     message = tables.message
-    sent = {"state": State.SENT, "sent_at": now()}
-    connection.execute(sa.update(message).where(is_in(connection, message.c.id, ids)).values(sent))
+    if keep_sent:
+        return sa.update(message).where(ours).values(state=State.SENT, sent_at=now())
+    return sa.delete(message).where(ours)
 
 
 def schedule(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:

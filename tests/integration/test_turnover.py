@@ -1,4 +1,4 @@
-"""What is done in the database while a batch is published: the last is settled, the next is claimed, used, or given back."""
+"""How a relay turns its batches over: one is settled and the next claimed, ahead of that or with it, and used, or given back."""
 
 import math
 import threading
@@ -16,7 +16,7 @@ from outbox.relay.stopping import Stopping
 from outbox.tables import DEFAULT
 from tests.rows import insert, states
 
-BATCH, CLAIMED = 20, 15
+BATCH = 16
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ class Noted(Transactions):
     """Notes of each transaction in which thread it was, what it settled, which partitions it took, and whether ahead."""
 
     def __init__(self, engine):
-        super().__init__(engine, DEFAULT, owner="relay", lease_s=30, batch_size=CLAIMED, policies=Policies())
+        super().__init__(engine, DEFAULT, owner="relay", lease_s=30, batch_size=BATCH, policies=Policies())
         self.ahead, self.taken, self.settled, self.threads, self.done = [], [], [], set(), threading.Event()
 
     def turn_over(self, last, *, claim=True, ahead=False):
@@ -42,10 +42,8 @@ class Noted(Transactions):
         return turned
 
 
-def run(transactions, publisher, stop, *, ahead_from=CLAIMED / 2, most_unsettled=BATCH):
-    stopping = Stopping(stop, grace_s=5)
-    options = {"lease_s": 30, "poll_interval_s": 0.05, "ahead_from": ahead_from, "most_unsettled": most_unsettled}
-    Relay(transactions, publisher, stopping, **options).run()
+def run(transactions, publisher, stop, *, ahead_from=BATCH / 2):
+    Relay(transactions, publisher, Stopping(stop, grace_s=5), lease_s=30, poll_interval_s=0.05, ahead_from=ahead_from).run()
 
 
 def stopping_when_empty(engine, stop, judge=lambda _row: CONFIRMED):
@@ -80,12 +78,14 @@ def test_while_one_batch_is_published_the_next_is_claimed_from_other_partitions(
     assert (states(engine), leases(engine)) == ([], 0)
 
 
-def test_the_last_batch_is_settled_in_the_transaction_that_claims_the_next(engine, rows):
+def test_what_is_not_claimed_ahead_is_claimed_in_the_transaction_that_settles_the_last_batch(engine, rows):
     stop, transactions = threading.Event(), Noted(engine)
-    run(transactions, stopping_when_empty(engine, stop), stop)
+    run(transactions, stopping_when_empty(engine, stop), stop, ahead_from=math.inf)
 
-    both = [bool(settled and taken) for settled, taken in zip(transactions.settled, transactions.taken, strict=True)]
-    assert sum(both) >= len(both) - 4, "but for the first, which settles nothing, and the last, which finds nothing"
+    assert transactions.settled[0] == []
+    assert all(transactions.settled[1:])
+    assert all(transactions.taken[:-1]), "and when it has found nothing, the relay does not look at once again"
+    assert (states(engine), leases(engine)) == ([], 0)
 
 
 def test_never_more_than_a_batch_is_published_and_not_settled(engine, rows):
@@ -93,14 +93,13 @@ def test_never_more_than_a_batch_is_published_and_not_settled(engine, rows):
     stop, transactions, most = threading.Event(), Noted(engine), []
 
     def judge(_row):
-        settled = sum(map(len, transactions.settled))
-        most.append(len(publisher.published) + 1 - settled)
+        most.append(len(publisher.published) + 1 - sum(map(len, transactions.settled)))
         return CONFIRMED
 
     publisher = stopping_when_empty(engine, stop, judge)
     run(transactions, publisher, stop)
 
-    assert CLAIMED < max(most) <= BATCH
+    assert max(most) == BATCH
 
 
 def test_the_order_of_each_key_is_kept(engine, rows):
@@ -142,45 +141,50 @@ def test_when_the_broker_is_lost_what_was_claimed_ahead_is_given_back_at_once(en
     assert states(engine) == ["pending"] * 200
 
 
-@pytest.mark.parametrize("reason", ["away", "blocked"])
-def test_when_nothing_can_be_published_what_was_published_is_settled_at_once(engine, rows, reason):
-    """And what was claimed ahead is given back when the broker is away; one that asks to wait may be back in a moment."""
-    stop, transactions, left, held = threading.Event(), Noted(engine), [], []
+def test_when_the_broker_goes_between_two_batches_what_was_claimed_ahead_is_given_back(engine, rows):
+    stop, transactions, held = threading.Event(), Noted(engine), []
 
     class Going(MemoryPublisher):
-        blocked = False
-
         def tick(self):
-            if left:
+            if held:
                 stop.set()
-            elif len(self.published) >= CLAIMED:
-                left.append(len(states(engine)))
+            elif any(transactions.ahead):
                 held.append(leases(engine))
-                if reason == "away":
-                    raise BrokerUnavailable("broker: gone")
-                self.blocked = True
+                raise BrokerUnavailable("broker: gone")
 
         def connect(self):
-            if left:
-                left.append(len(states(engine)))
+            if held:
                 held.append(leases(engine))
 
     run(transactions, Going(), stop)
 
-    assert left[:2] == [200, 200 - CLAIMED], "between two publishes one batch is unsettled"
-    assert held[0] > held[1]
-    assert (held[1] == 0) == (reason == "away")
+    assert held[0] > 0
+    assert held[1] == 0
+
+
+def test_a_broker_that_asks_to_wait_is_no_time_to_claim(engine, rows):
+    stop, transactions = threading.Event(), Noted(engine)
+
+    class Blocking(MemoryPublisher):
+        blocked = False
+
+        def publish(self, rows, control):
+            self.blocked = True
+            stop.set()
+            return super().publish(rows, control)
+
+    run(transactions, Blocking(), stop, ahead_from=math.inf)
+
+    assert [bool(taken) for taken in transactions.taken] == [True, False]
     assert leases(engine) == 0
 
 
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_database_that_fails_only_beside_a_publish_delays_nothing(engine, rows, after):
-    """Be it with a batch to settle or, at the first, with none: what was to be done is done after the publish."""
+def test_a_database_that_fails_only_ahead_delays_nothing(engine, rows):
     stop = threading.Event()
 
     class Failing(Noted):
         def turn_over(self, last, *, claim=True, ahead=False):
-            if ahead and len(self.ahead) > after:
+            if ahead:
                 self.ahead.append(True)
                 raise sa.exc.OperationalError("claim", {}, Exception("gone"))
             return super().turn_over(last, claim=claim, ahead=ahead)
@@ -190,9 +194,30 @@ def test_a_database_that_fails_only_beside_a_publish_delays_nothing(engine, rows
     run(transactions, publisher, stop)
 
     assert True in transactions.ahead
-    published = [row.message_id for row in publisher.published]
-    assert sorted(published) == sorted(rows)
-    assert states(engine) == []
+    assert sorted(row.message_id for row in publisher.published) == sorted(rows)
+
+
+def test_a_transaction_that_fails_is_tried_again_whole(engine, rows):
+    """Neither the outcomes nor the next batch are lost."""
+    stop = threading.Event()
+
+    class Failing(Noted):
+        failures = 0
+
+        def turn_over(self, last, *, claim=True, ahead=False):
+            if last is not None and claim and self.failures < 3:
+                self.failures += 1
+                raise sa.exc.OperationalError("settle", {}, Exception("gone"))
+            return super().turn_over(last, claim=claim, ahead=ahead)
+
+    transactions = Failing(engine)
+    publisher = stopping_when_empty(engine, stop)
+    run(transactions, publisher, stop, ahead_from=math.inf)
+
+    assert transactions.failures == 3
+    assert [row.message_id for row in publisher.published].count(rows[0]) == 1
+    assert sorted(row.message_id for row in publisher.published) == sorted(rows)
+    assert (states(engine), leases(engine)) == ([], 0)
 
 
 def test_a_small_batch_is_nobodys_reason_to_look_ahead(engine, rows):
@@ -201,21 +226,3 @@ def test_a_small_batch_is_nobodys_reason_to_look_ahead(engine, rows):
 
     assert not any(transactions.ahead)
     assert len(transactions.threads) == 1
-
-
-def test_old_rows_are_not_deleted_while_something_waits_to_be_settled(engine, rows):
-    stop, transactions, left = threading.Event(), Noted(engine), []
-
-    class Cleanup:
-        due = True
-
-        def turn(self):
-            left.append(len(states(engine)) + len(publisher.published))
-
-    publisher = stopping_when_empty(engine, stop)
-    stopping = Stopping(stop, grace_s=5)
-    options = {"lease_s": 30, "poll_interval_s": 0.05, "ahead_from": 1, "most_unsettled": BATCH}
-    Relay(transactions, publisher, stopping, cleanup=Cleanup(), **options).run()
-
-    assert left
-    assert set(left) == {200}
