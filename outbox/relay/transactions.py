@@ -33,7 +33,8 @@ MOST_PARTITIONS = 16
 _ENOUGH_PARTITIONS = 8  # while these fill a batch: sixteen each is all for four relays, and what more there are polls in vain
 _STATEMENT_LIMIT_S = 10.0
 _PROMOTE_AT_ONCE = 1000
-_RETRY_SHARE = 50
+_RETRY_SHARE = 100
+_BUSY_FROM = 8  # what part of a batch is more than a relay with nothing to catch up on finds at a time
 _PROMOTE_EVERY_S = 0.1
 _MOST_STRETCH = 4.0
 
@@ -162,7 +163,7 @@ class Transactions:
         now = clock.seconds()
         if ahead and now < self._promote_at:
             return
-        busy = self._last_read >= self._batch_size // 2
+        busy = self._last_read >= self._batch_size // _BUSY_FROM
         most = max(1, self._batch_size // _RETRY_SHARE) if busy else _PROMOTE_AT_ONCE
         promoted = promote.promote(connection, self._tables, most=most)
         reached(Point.DURING_PROMOTION)

@@ -41,12 +41,23 @@ def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iter
     return column == sa.any_(sa.literal(listed, kind))
 
 
-def appended(
-    connection: sa.Connection, array: sa.ColumnElement[Any], *, most: int, **entry: sa.ColumnElement[Any]
-) -> sa.ColumnElement[Any]:
+def are_given(dialect: str, column: sa.ColumnElement[int], name: str) -> sa.ColumnElement[bool]:
+    """Return `column IN numbers` for a statement that is built once, and executed with `{name: given(dialect, numbers)}`."""
+    if dialect == "sqlite":
+        each = sa.func.json_each(sa.bindparam(name, type_=sa.Text())).table_valued("value")
+        return column.in_(sa.select(each.c.value))
+    return column == sa.any_(sa.bindparam(name, type_=BigInts()))
+
+
+def given(dialect: str, numbers: Sequence[int]) -> Sequence[int] | str:
+    """Return what a statement with `are_given` is executed with."""
+    return json.dumps(numbers) if dialect == "sqlite" else numbers
+
+
+def appended(dialect: str, array: sa.ColumnElement[Any], *, most: int, **entry: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Return a JSON array with one object more at its end, and without its first one when it has `most` already."""
     names_and_values = [part for name, value in entry.items() for part in (sa.literal_column(f"'{name}'"), value)]
-    if connection.dialect.name == "sqlite":
+    if dialect == "sqlite":
         kept = sa.case((sa.func.json_array_length(array) < most, array), else_=sa.func.json_remove(array, "$[0]"))
         return sa.func.json_insert(kept, "$[#]", sa.func.json_object(*names_and_values), type_=array.type)
     without_first = array.op("-", return_type=array.type)(sa.literal_column("0"))

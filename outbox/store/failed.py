@@ -93,8 +93,8 @@ def record(connection: sa.Connection, tables: Tables, message: Mapping[str, Any]
     }
     entry = {"error": sa.literal(failure.error, sa.Text), "error_class": sa.literal(failure.error_class, sa.Text)}
     none = sa.literal([], failed.c.failures.type)
-    first = appended(connection, none, most=MOST_FAILURES, at=now(), **entry)
-    more = appended(connection, failed.c.failures, most=MOST_FAILURES, at=now(), **entry)
+    first = appended(connection.dialect.name, none, most=MOST_FAILURES, at=now(), **entry)
+    more = appended(connection.dialect.name, failed.c.failures, most=MOST_FAILURES, at=now(), **entry)
     statement = insert_into(connection, failed).values(**message, **outcome, failures=first)
     written = statement.on_conflict_do_update(
         index_elements=_ONE,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from outbox.sqltypes import BigInts, later, now
+from outbox.sqltypes import later, now
 from outbox.states import PARKED, State
 from outbox.store.claim import LEASE, is_held
-from outbox.store.dialects import appended, is_in, listed
+from outbox.store.dialects import appended, are_given, given, is_in, listed
 from outbox.store.plans import exactly
 from outbox.tables import HELD
 
@@ -53,16 +53,17 @@ def release(
         {"place": place, "token": token, "published": published.get(place, 0), "failed": failed.get(place, 0)}
         for place, token in leases.items()
     ]
-    given = {"leases": json.dumps(asked)}
-    if connection.dialect.name == "sqlite":  # which changes nothing within a WITH
-        held = list(connection.execute(_release(tables, "sqlite"), given).scalars())
-        ours = sa.and_(is_in(connection, tables.message.c.id, sent), tables.message.c.partition.in_(held))
-        connection.execute(_end(tables, ours, keep_sent=keep_sent))
-    elif sent:
-        held = list(connection.execute(_release_and_end(tables, keep_sent=keep_sent), {**given, "sent": sent}).scalars())
-    else:
-        held = list(connection.execute(_release(tables, "postgresql"), given).scalars())
-    return set(held)
+    dialect = connection.dialect.name
+    values: dict[str, Any] = {"leases": json.dumps(asked)}
+    if not sent:
+        return set(connection.execute(_release(tables, dialect), values).scalars())
+    values["sent"] = given(dialect, sent)
+    if dialect != "sqlite":
+        return set(connection.execute(_release_and_end(tables, keep_sent=keep_sent), values).scalars())
+    held = set(connection.execute(_release(tables, dialect), values).scalars())  # SQLite changes nothing within a WITH
+    ended = _end(tables, dialect, tables.message.c.partition.in_(held), keep_sent=keep_sent)
+    connection.execute(ended, values)
+    return held
 
 
 @lru_cache
@@ -77,19 +78,18 @@ def _release(tables: Tables, dialect: str) -> ReturningUpdate[Any]:
 
 @lru_cache
 def _release_and_end(tables: Tables, *, keep_sent: bool) -> sa.Select[Any]:
-    message = tables.message
     held = _release(tables, "postgresql").cte("held")
-    sent = message.c.id == sa.any_(sa.bindparam("sent", type_=BigInts()))
-    ours = sa.and_(sent, message.c.partition.in_(sa.select(held.c.partition)))
-    ended = _end(tables, ours, keep_sent=keep_sent).returning(message.c.id).cte("ended")
+    ours = tables.message.c.partition.in_(sa.select(held.c.partition))
+    ended = _end(tables, "postgresql", ours, keep_sent=keep_sent).returning(tables.message.c.id).cte("ended")
     return sa.select(held.c.partition).add_cte(ended)
 
 
-def _end(tables: Tables, ours: sa.ColumnElement[bool], *, keep_sent: bool) -> sa.Update | sa.Delete:
+def _end(tables: Tables, dialect: str, ours: sa.ColumnElement[bool], *, keep_sent: bool) -> sa.Update | sa.Delete:
     message = tables.message
+    sent = sa.and_(are_given(dialect, message.c.id, "sent"), ours)
     if keep_sent:
-        return sa.update(message).where(ours).values(state=State.SENT, sent_at=now())
-    return sa.delete(message).where(ours)
+        return sa.update(message).where(sent).values(state=State.SENT, sent_at=now())
+    return sa.delete(message).where(sent)
 
 
 def schedule(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:
@@ -97,16 +97,26 @@ def schedule(connection: sa.Connection, tables: Tables, failures: Sequence[Mappi
 
     Each with `row_id`, `delay_s` (seconds), `attempts_spent`, `error` and `error_kind`.
     """
-    failure = listed(connection.dialect.name, failures, **_FAILURE, delay_s=sa.Float())
+    _write_failures(connection, _schedule(tables, connection.dialect.name), failures)
+
+
+@lru_cache
+def _schedule(tables: Tables, dialect: str) -> sa.Update:
+    failure = listed(dialect, sa.bindparam("failures", type_=sa.Text()), **_FAILURE, delay_s=sa.Float())
     waits = {"state": State.SCHEDULED, "available_at": later(failure.c.delay_s), "holds": tables.message.c.key.is_not(None)}
-    connection.execute(_failed(connection, tables, failures, failure).values(waits))
+    return _failed(tables, dialect, failure).values(waits)
 
 
 def bury(connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]]) -> None:
     """Give messages up. Each with `row_id`, `attempts_spent`, `error`, `error_kind` and `holds_key`: whether its key waits."""
-    failure = listed(connection.dialect.name, failures, **_FAILURE, holds_key=sa.Boolean())
+    _write_failures(connection, _bury(tables, connection.dialect.name), failures)
+
+
+@lru_cache
+def _bury(tables: Tables, dialect: str) -> sa.Update:
+    failure = listed(dialect, sa.bindparam("failures", type_=sa.Text()), **_FAILURE, holds_key=sa.Boolean())
     dead = {"state": State.DEAD, "dead_at": now(), "holds": sa.and_(tables.message.c.key.is_not(None), failure.c.holds_key)}
-    connection.execute(_failed(connection, tables, failures, failure).values(dead))
+    return _failed(tables, dialect, failure).values(dead)
 
 
 def block(connection: sa.Connection, tables: Tables, ids: Sequence[int]) -> None:
@@ -121,7 +131,7 @@ def park(connection: sa.Connection, tables: Tables, keys: Sequence[str], *, reas
     message = tables.message
     blocked = sa.and_(is_in(connection, message.c.key, keys), message.c.holds, message.c.state == State.BLOCKED)
     error, kind = sa.literal(reason, sa.Text()), sa.literal(PARKED, sa.Text())
-    kept = appended(connection, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind)
+    kept = appended(connection.dialect.name, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind)
     parked = {"state": State.DEAD, "dead_at": now(), "last_error": error, "error_class": kind, "failures": kept}
     connection.execute(sa.update(message).where(blocked).values(parked))
 
@@ -157,23 +167,25 @@ _FAILURE: dict[str, TypeEngine[Any]] = {
 }
 
 
-def _failed(
-    connection: sa.Connection, tables: Tables, failures: Sequence[Mapping[str, Any]], failure: sa.FromClause
-) -> sa.Update:
+def _write_failures(connection: sa.Connection, update: sa.Update, failures: Sequence[Mapping[str, Any]]) -> None:
+    ids = given(connection.dialect.name, [each["row_id"] for each in failures])
+    connection.execute(update, {"failures": json.dumps(failures), "ids": ids})
+
+
+def _failed(tables: Tables, dialect: str, failure: sa.FromClause) -> sa.Update:
     """Return the UPDATE that writes down all failures of a batch, by `outbox_message_pk`: one statement, not one for each.
 
     The ids are given twice, because the join alone could be planned as a walk over everything that waits.
     """
     message = tables.message
-    ids = [each["row_id"] for each in failures]
     error, kind = failure.c.error, failure.c.error_kind
     return (
         sa.update(message)
-        .where(is_in(connection, message.c.id, ids), message.c.id == failure.c.row_id)
+        .where(are_given(dialect, message.c.id, "ids"), message.c.id == failure.c.row_id)
         .values(
             attempts=failure.c.attempts_spent,
             last_error=error,
             error_class=kind,
-            failures=appended(connection, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind),
+            failures=appended(dialect, message.c.failures, most=MOST_FAILURES, at=now(), error=error, error_class=kind),
         )
     )
