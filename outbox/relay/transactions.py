@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.tables import Tables
 
 MOST_PARTITIONS = 16
-_ENOUGH_PARTITIONS = 8  # while these fill a batch: sixteen each is all for four relays, and what more there are polls in vain
+_MOST_BESIDE_OTHERS = 8  # sixteen each, while one batch is published and the next is claimed, is all that there is for two relays
 _STATEMENT_LIMIT_S = 10.0
 _PROMOTE_AT_ONCE = 1000
 _RETRY_SHARE = 100
@@ -86,7 +86,6 @@ class Transactions:
         self._presence = presence
         self._cursor = Cursor()
         self._stretch = 1.0
-        self._most = MOST_PARTITIONS
         self._last_read = 0
         self._promote_at = 0.0
 
@@ -150,7 +149,14 @@ class Transactions:
         lows = self._cursor.lows
         gone = () if self._presence is None else self._presence.gone(connection)
         leases = claim.lease_partitions(
-            connection, self._tables, owner=owner, lease_s=self._lease_s, most=self._most, lows=lows, gone=gone
+            connection,
+            self._tables,
+            owner=owner,
+            lease_s=self._lease_s,
+            most=MOST_PARTITIONS,
+            most_beside=_MOST_BESIDE_OTHERS,
+            lows=lows,
+            gone=gone,
         )
         if not leases:
             return None
@@ -191,7 +197,6 @@ class Transactions:
         share = math.ceil(self._stretch * self._batch_size / len(leases))
         found = claim.unsent(connection, self._tables, leases, limit=share, lows=lows)
         self._last_read = len(found.rows)
-        self._most = _ENOUGH_PARTITIONS if len(found.rows) >= self._batch_size else MOST_PARTITIONS
         self._stretch = min(_MOST_STRETCH, max(1.0, self._stretch * self._batch_size / max(1, len(found.rows))))
         return divide(found.rows[: self._batch_size], found.paused)
 

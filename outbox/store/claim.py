@@ -40,10 +40,13 @@ def lease_partitions(
     owner: str,
     lease_s: float,
     most: int,
+    most_beside: int | None = None,
     lows: Sequence[int] = NO_LOWS,
     gone: Collection[str] = (),
 ) -> dict[int, int]:
     """Lease up to `most` partitions that have pending messages, the least recently served first; return their tokens.
+
+    `most_beside`: so many while others hold leases (default: as many), or a few relays would have all, and the rest polls in vain.
 
     Reads the 64 rows of `outbox_partition`, with one probe of `outbox_message_pending_ix`, from the partition's place in `lows`
     on, and one of `outbox_message_again_ix` for each that is free. The leases of those who are `gone` count as free.
@@ -55,6 +58,7 @@ def lease_partitions(
         "owner": owner,
         "lease_s": lease_s,
         "most": most,
+        "most_beside": most if most_beside is None else most_beside,
         "gone": json.dumps([{"owner": owner} for owner in gone]),
     }
     taken = connection.execute(_lease_partitions(tables, connection.dialect.name), given)
@@ -70,12 +74,16 @@ def _lease_partitions(tables: Tables, dialect: str) -> sa.Update:
     gone = listed(dialect, sa.bindparam("gone", type_=sa.Text()), owner=sa.Text())
     left = partition.c.lease_owner.in_(sa.select(gone.c.owner))
     free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now(), left)
+    other = partition.alias("other")
+    at_work = sa.and_(other.c.lease_until >= now(), other.c.lease_owner != sa.bindparam("owner", type_=sa.Text()))
+    most, most_beside = (sa.bindparam(name, type_=sa.Integer()) for name in ("most", "most_beside"))
+    limit = sa.select(sa.case((sa.exists().where(at_work), most_beside), else_=most)).scalar_subquery()
     chosen = (
         sa.select(partition.c.partition)
         .join(cursor, cursor.c.place == partition.c.partition)
         .where(free, sa.or_(ahead.is_not(None), behind.is_not(None)))
         .order_by(partition.c.served_at.asc().nulls_first(), partition.c.partition)
-        .limit(sa.bindparam("most", type_=sa.Integer))
+        .limit(limit)
         .with_for_update(skip_locked=True, of=partition)
         .cte("chosen")
     )

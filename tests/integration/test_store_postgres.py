@@ -93,12 +93,13 @@ def test_all_partitions_are_served_before_any_is_served_twice(engine):
     for place in range(PARTITIONS):
         insert(engine, *[None] * 3, partition=place)
     transactions, served = relay(engine, batch_size=16), []
-    while len(served) < PARTITIONS:
+    for _ in range(4):
         batch = transactions.claim()
         served += batch.leases
         transactions.settle(batch, all_of(batch))
 
     assert sorted(served) == list(range(PARTITIONS))
+    assert states(engine) == ["pending"] * 2 * PARTITIONS
 
 
 def test_no_relay_waits_for_a_partition_that_another_is_taking(engine):
@@ -114,6 +115,18 @@ def test_a_claim_takes_no_more_partitions_than_asked_for(engine):
     insert(engine, *(f"key-{number}" for number in range(300)))
     with engine.begin() as connection:
         assert len(claim.lease_partitions(connection, DEFAULT, owner="x", lease_s=30, most=5)) == 5
+
+
+def test_beside_others_a_relay_takes_fewer_partitions_so_that_there_are_some_for_more_than_two(engine):
+    for place in range(PARTITIONS):
+        insert(engine, *[None] * 3, partition=place)
+    relays = [relay(engine, owner, batch_size=16) for owner in ("first", "second", "third", "fourth")]
+    batches = [(each, each.claim()) for each in relays]
+    assert [len(batch.leases) for _, batch in batches] == [16, 8, 8, 8]
+    for each, batch in batches[1:]:
+        each.settle(batch, all_of(batch))
+
+    assert len(relays[0].claim(ahead=True).leases) == 16, "its own leases are no others'"
 
 
 def test_a_lease_stamped_after_a_wait_is_not_already_old(engine):
