@@ -15,7 +15,7 @@ from outbox.outgoing import Outgoing
 from outbox.sqltypes import SessionDateTime, later, now, seconds_since
 from outbox.states import PARKED, State
 from outbox.store import pauses
-from outbox.store.dialects import listed
+from outbox.store.dialects import as_json, listed
 from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import HELD, SCHEMA_VERSION
@@ -54,12 +54,12 @@ def lease_partitions(
     a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
     """
     given = {
-        "lows": json.dumps([{"place": place, "low": low} for place, low in enumerate(lows)]),
+        "lows": as_json([{"place": place, "low": low} for place, low in enumerate(lows)]),
         "owner": owner,
         "lease_s": lease_s,
         "most": most,
         "most_beside": most if most_beside is None else most_beside,
-        "gone": json.dumps([{"owner": owner} for owner in gone]),
+        "gone": as_json([{"owner": each} for each in gone]),
     }
     taken = connection.execute(_lease_partitions(tables, connection.dialect.name), given)
     return {row.partition: row.lease_token for row in taken}
@@ -102,11 +102,11 @@ def unsent(
 ) -> Unsent:
     """Return the pending messages of some partitions, the first `limit` of each or more, as many as fit in memory.
 
-    A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages
-    that the last holder has just settled, and miss what was paused before it (see `pauses.wait_for_claims`). Walks `outbox_message_pending_ix` once for each partition, from its place in `lows`
-    on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix` once for each message that has a key. Both in one statement: were they two, a
-    message that comes back from a backoff between them would be seen by neither, and overtaken. Reads the handful of rows of
-    `outbox_pause` once. Locks nothing.
+    A statement of its own after the lease, so that its snapshot is newer than the lock: otherwise it could see messages that the
+    last holder has just settled, and miss what was paused before it (see `pauses.is_active`). Walks `outbox_message_pending_ix` once
+    for each partition, from its place in `lows` on, and `outbox_message_again_ix` up to there, and probes `outbox_message_held_ix`
+    once for each message that has a key. Both in one statement: were they two, a message that comes back from a backoff between them
+    would be seen by neither, and overtaken. Reads the handful of rows of `outbox_pause` once. Locks nothing.
     """
     asked = [{"place": place, "low": lows[place]} for place in partitions]
     if not asked:
@@ -115,7 +115,7 @@ def unsent(
         each = [row for one in asked for row in connection.execute(_unsent_of_one(tables), {**one, "most": limit})]
         rows, paused = list(map(Outgoing._make, each)), pauses.active(connection, tables)
     else:
-        found = connection.execute(_unsent(tables), {"asked": json.dumps(asked), "most": limit}).all()
+        found = connection.execute(_unsent(tables), {"asked": as_json(asked), "most": limit}).all()
         rows = [Outgoing._make(row[1:]) for row in found]
         paused = json.loads(found[0].paused or "[]") if found else []
     return Unsent(with_large_payloads(connection, tables, sorted(rows, key=_id)), paused)

@@ -68,9 +68,9 @@ def appended(dialect: str, array: sa.ColumnElement[Any], *, most: int, **entry: 
 def listed(dialect: str, rows: Sequence[Mapping[str, Any]] | sa.BindParameter[str], **columns: TypeEngine[Any]) -> sa.FromClause:
     """Return rows of values as something to join: the same statement text for any number of them.
 
-    They go as one text of JSON; a parameter is given it when the statement is executed.
+    They go as one text, `as_json`; a parameter is given it when the statement is executed.
     """
-    text = rows if isinstance(rows, sa.BindParameter) else sa.literal(json.dumps(rows), sa.Text())
+    text = rows if isinstance(rows, sa.BindParameter) else sa.literal(as_json(rows), sa.Text())
     if dialect == "sqlite":
         each = sa.func.json_each(text).table_valued("value")
         values = [sa.func.json_extract(each.c.value, f"$.{name}", type_=kind).label(name) for name, kind in columns.items()]
@@ -81,6 +81,11 @@ def listed(dialect: str, rows: Sequence[Mapping[str, Any]] | sa.BindParameter[st
         .table_valued(*named, name="listed")
         .render_derived(with_types=True)
     )
+
+
+def as_json(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return what a parameter of `listed` is given. Without escapes, which before PostgreSQL 13 only UTF-8 can take back."""
+    return json.dumps(rows, ensure_ascii=False)
 
 
 def take_turns(connection: sa.Connection, table: sa.Table, name: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ import sqlalchemy as sa
 from outbox.sqltypes import later, now
 from outbox.states import PARKED, State
 from outbox.store.claim import LEASE, is_held
-from outbox.store.dialects import appended, are_given, given, is_in, listed
+from outbox.store.dialects import appended, are_given, as_json, given, is_in, listed
 from outbox.store.plans import exactly
 from outbox.tables import HELD
 
@@ -54,7 +53,7 @@ def release(
         for place, token in leases.items()
     ]
     dialect = connection.dialect.name
-    values: dict[str, Any] = {"leases": json.dumps(asked)}
+    values: dict[str, Any] = {"leases": as_json(asked)}
     if not sent:
         return set(connection.execute(_release(tables, dialect), values).scalars())
     values["sent"] = given(dialect, sent)
@@ -169,7 +168,7 @@ _FAILURE: dict[str, TypeEngine[Any]] = {
 
 def _write_failures(connection: sa.Connection, update: sa.Update, failures: Sequence[Mapping[str, Any]]) -> None:
     ids = given(connection.dialect.name, [each["row_id"] for each in failures])
-    connection.execute(update, {"failures": json.dumps(failures), "ids": ids})
+    connection.execute(update, {"failures": as_json(failures), "ids": ids})
 
 
 def _failed(tables: Tables, dialect: str, failure: sa.FromClause) -> sa.Update:

@@ -4,6 +4,7 @@ import json
 from unittest.mock import Mock
 
 import pytest
+import sqlalchemy as sa
 
 from outbox import Event, InvalidEvent, enqueue
 from outbox.backoff import Backoff
@@ -14,7 +15,7 @@ from outbox.relay import Transactions
 from outbox.relay.settling import storable
 from outbox.states import Outcome, RetryPolicy, Verdict
 from outbox.tables import DEFAULT
-from tests.rows import insert, row_of, states, update
+from tests.rows import database, insert, row_of, states, update
 
 BAD = [
     "a\x00b",
@@ -52,6 +53,27 @@ def test_any_reason_can_be_written_down_and_what_waits_behind_it_is_not_lost(eng
     published = [row.message_id for row in relay(engine)]
     assert sorted(published) == sorted(one for pair in pairs.values() for one in pair)
     assert all(published.index(first) < published.index(second) for first, second in pairs.values())
+
+
+def test_a_database_in_another_encoding_gets_its_own_keys_and_texts_back(postgres):
+    """Values that are joined go as JSON, whose escapes not every server can take back."""
+    name = "in_latin1"
+    administrator = sa.create_engine(postgres.url, isolation_level="AUTOCOMMIT", poolclass=sa.NullPool)
+    with administrator.connect() as connection:
+        connection.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"))
+    engine = database(sa.make_url(postgres.url).set(database=name).render_as_string(hide_password=False))
+    first, second = insert(engine, "Jürgen", "Jürgen")
+    assert relay(engine, lambda _row: Verdict(Outcome.REJECTED, "für niemanden", "Some")) == []
+    third = insert(engine, "Jürgen")[0]
+    assert relay(engine) == []
+
+    columns = (DEFAULT.message.c[name] for name in ("message_id", "last_error", "state"))
+    with engine.connect() as connection:
+        rows = {row.message_id: row for row in connection.execute(sa.select(*columns))}
+    assert rows[first].last_error == "für niemanden"
+    assert [rows[each].state for each in (first, second, third)] == ["scheduled", "blocked", "blocked"]
+    engine.dispose()
+    postgres.drop_database(name)
 
 
 def test_a_payload_with_a_nul_goes_through_as_it_is(engine):
