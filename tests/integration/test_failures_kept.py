@@ -17,7 +17,7 @@ def record(url):
     insert(engine, None)
     for number in range(5):
         with engine.begin() as connection:
-            kept = appended(connection, message.c.failures, most=3, at=now(), error=sa.literal(str(number)))
+            kept = appended(connection.dialect.name, message.c.failures, most=3, at=now(), error=sa.literal(str(number)))
             connection.execute(sa.update(DEFAULT.message).values(failures=kept))
     with engine.connect() as connection:
         (failures,) = connection.execute(sa.select(message.c.failures)).scalars()
