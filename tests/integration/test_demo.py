@@ -117,7 +117,7 @@ def test_no_process_outlives_the_demo(how: signal.Signals, tmp_path: Path) -> No
         assert demo.stdout is not None
         assert any("relay started" in line for line in demo.stdout)
         children = [os.pidfd_open(pid) for pid in pids_of(tmp_path) if pid != demo.pid]
-        assert len(children) == 2
+        assert children, "the consumer, and the relay unless the demo has killed it already"
         demo.send_signal(how)
         assert demo.wait() == (-how if how is signal.SIGKILL else 130)
     for child in children:

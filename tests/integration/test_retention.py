@@ -441,4 +441,4 @@ def outbox_claim(connection):
     from outbox.store import claim
 
     leases = claim.lease_partitions(connection, DEFAULT, owner="x", lease_s=30, most=16)
-    assert len(claim.unsent(connection, DEFAULT, leases, limit=50)) == 1
+    assert len(claim.unsent(connection, DEFAULT, leases, limit=50).rows) == 1
