@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from outbox.relay.settling import Judged
 
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.25
 SWEEP_EVERY_S = 60.0
 
 

@@ -34,7 +34,7 @@ WEEK_S = timedelta(days=7).total_seconds()
 
 @pytest.fixture
 def relay(engine, monkeypatch):
-    """A relay that does not look who is writing, which it does once a second."""
+    """A relay that does not look who is writing, which it does four times a second."""
     monkeypatch.setattr(cursor, "LOOK_EVERY_S", math.inf)
     policies = Policies(RetryPolicy(backoff=Backoff(first_s=3600, ceiling_s=3600, floor=1)))
     return lambda **options: Transactions(
