@@ -48,12 +48,7 @@ from outbox.wire import Format
     "For --wake postgres: a direct URL to listen on, where --database-url leads through a transaction pooler (PgBouncer).",
     required=False,
 )
-@options.setting(
-    "--batch-size",
-    "How many messages to claim at once.",
-    default=1000,
-    type=WholeNumber(1, MOST_AT_ONCE),
-)
+@options.setting("--batch-size", "How many messages to claim at once.", default=1000, type=WholeNumber(1, MOST_AT_ONCE))
 @options.setting("--grace", "After SIGTERM, how long to wait for what is in flight.", default="20s", type=DURATION)
 @options.setting("--max-attempts", "Give a message up after so many failures of its own.", default=20, type=WholeNumber(1))
 @options.setting(

@@ -131,8 +131,10 @@ def _usual(row: Outgoing, routes: Routes) -> WireMessage | None:
     if row.delivery is not None or routes.format_of(row.topic) is not Format.OUTBOX:
         return None
     around = _same_for_many(row.content_type, row.type)
-    table = None if around is None else frames.table(headers(row)) if row.headers else _table(row.topic, row.key)
-    if around is None or table is None:
+    if around is None:
+        return None
+    table = frames.table(headers(row)) if row.headers else _table(row.topic, row.key)
+    if table is None:
         return None
     before, after = around
     sent_at = struct.pack(">Q", int(row.created_at.timestamp()))

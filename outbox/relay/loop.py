@@ -97,7 +97,7 @@ class Relay:
         self._empty_polls = 0
         self._met_broker = False
         self._emit = (telemetry or logged()).emit
-        self._hand = Turnover(transactions, stopping, self._progress, self._emit)
+        self._turnover = Turnover(transactions, stopping, self._progress, self._emit)
         self._broker = Outage(log, "broker", on_change=lambda error: self._emit(BreakerChanged(error is not None, error)))
         self._found: Broker | None = None
 
@@ -113,9 +113,9 @@ class Relay:
                 pause = self._turn()
                 self._clean_up()
                 self._wait(pause)
-            self._hand.give_back()
+            self._turnover.give_back()
         finally:
-            self._hand.close()
+            self._turnover.close()
             self._publisher.close()
 
     def _wait(self, pause: Pause) -> None:
@@ -159,7 +159,7 @@ class Relay:
             if isinstance(error, BrokerRefused) and not self._met_broker:
                 raise
             self._note(Broker.UNREACHABLE)
-            self._hand.give_back()
+            self._turnover.give_back()
             return Pause(self._broker.pause_s(error))
         self._note_trouble()
         if self._publisher.blocked:
@@ -167,9 +167,9 @@ class Relay:
             self._vitals.started.set()
             return Pause(min(self._poll_interval_s, _BLOCKED_S))
         try:
-            batch = self._hand.next()
+            batch = self._turnover.next()
         except SQLAlchemyError as error:
-            return Pause(self._hand.database.pause_s(error))
+            return Pause(self._turnover.database.pause_s(error))
         self._vitals.started.set()
         if batch is None:
             self._broker.over()
@@ -182,7 +182,7 @@ class Relay:
     def _deliver(self, batch: Batch) -> Pause:
         self._progress.note(_PUBLISHING)
         if len(batch.rows) >= self._ahead_from:
-            self._hand.begin_ahead()
+            self._turnover.begin_ahead()
         lease = Lease(
             batch,
             self._stopping,
@@ -192,12 +192,12 @@ class Relay:
             intact=self._presence.intact if self._presence is not None else lambda: True,
         )
         published = self._publish(batch, lease)
-        self._hand.take_ahead()
+        self._turnover.take_ahead()
         reached(Point.BEFORE_SETTLE)
         look = self._may_look(batch, published)
-        self._hand.settle(Delivered(batch, published.verdicts), and_claim=look)
+        self._turnover.settle(Delivered(batch, published.verdicts), and_claim=look)
         if published.lost is not None:
-            self._hand.give_back()
+            self._turnover.give_back()
             if any(verdict.outcome is Outcome.CONFIRMED for verdict in published.verdicts.values()):
                 self._broker.over()  # it is there: pauses that grow would hold up the neighbours of what breaks the connection
             return Pause(self._broker.pause_s(published.lost))
@@ -208,7 +208,7 @@ class Relay:
     def _may_look(self, batch: Batch, published: Published) -> bool:
         """Tell whether to claim the next batch in the transaction that settles this one."""
         stays = published.lost is None and not self._publisher.blocked and not self._stopping.asked
-        return bool(batch.rows) and stays and not self._hand.has_next()
+        return bool(batch.rows) and stays and not self._turnover.has_next()
 
     def _publish(self, batch: Batch, lease: Lease) -> Published:
         if not batch.rows:
@@ -234,7 +234,7 @@ class Relay:
         if not batch.rows:
             return self._idle()
         self._stopping.found()
-        return Pause(0) if self._hand.has_next() or not looked else self._idle()
+        return Pause(0) if self._turnover.has_next() or not looked else self._idle()
 
     def _renew(self, leases: Mapping[int, int]) -> set[int]:
         self._progress.note("renewing leases in the database")

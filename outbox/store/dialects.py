@@ -33,25 +33,32 @@ def insert_into(connection: sa.Connection, table: sa.Table) -> Any:
 
 def is_in(connection: sa.Connection, column: sa.ColumnElement[Any], values: Iterable[Any]) -> sa.ColumnElement[bool]:
     """Return `column IN values` with the values as one parameter: the same statement text for any number of them."""
-    listed = list(values)
-    if connection.dialect.name == "sqlite":
-        each = sa.func.json_each(json.dumps(listed)).table_valued("value")
-        return column.in_(sa.select(each.c.value))
-    kind = BigInts() if isinstance(column.type, sa.BigInteger) else ARRAY(column.type)
-    return column == sa.any_(sa.literal(listed, kind))
+    dialect = connection.dialect.name
+    return _is_among(dialect, column, sa.literal(given(dialect, list(values)), _several(dialect, column)))
 
 
-def are_given(dialect: str, column: sa.ColumnElement[int], name: str) -> sa.ColumnElement[bool]:
-    """Return `column IN numbers` for a statement that is built once, and executed with `{name: given(dialect, numbers)}`."""
-    if dialect == "sqlite":
-        each = sa.func.json_each(sa.bindparam(name, type_=sa.Text())).table_valued("value")
-        return column.in_(sa.select(each.c.value))
-    return column == sa.any_(sa.bindparam(name, type_=BigInts()))
+def are_given(dialect: str, column: sa.ColumnElement[Any], name: str) -> sa.ColumnElement[bool]:
+    """Return the same for a statement that is built once, and executed with `{name: given(dialect, values)}`."""
+    return _is_among(dialect, column, sa.bindparam(name, type_=_several(dialect, column)))
 
 
-def given(dialect: str, numbers: Sequence[int]) -> Sequence[int] | str:
+def given(dialect: str, values: Sequence[Any]) -> Sequence[Any] | str:
     """Return what a statement with `are_given` is executed with."""
-    return json.dumps(numbers) if dialect == "sqlite" else numbers
+    return json.dumps(values) if dialect == "sqlite" else values
+
+
+def _is_among(dialect: str, column: sa.ColumnElement[Any], values: sa.BindParameter[Any]) -> sa.ColumnElement[bool]:
+    if dialect == "sqlite":
+        each = sa.func.json_each(values).table_valued("value")
+        return column.in_(sa.select(each.c.value))
+    return column == sa.any_(values)
+
+
+def _several(dialect: str, column: sa.ColumnElement[Any]) -> TypeEngine[Any]:
+    """Return the type of a parameter that is several values of a column."""
+    if dialect == "sqlite":
+        return sa.Text()
+    return BigInts() if isinstance(column.type, sa.BigInteger) else ARRAY(column.type)
 
 
 def appended(dialect: str, array: sa.ColumnElement[Any], *, most: int, **entry: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

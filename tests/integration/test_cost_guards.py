@@ -42,6 +42,14 @@ def relay(engine, monkeypatch):
     )
 
 
+@pytest.fixture
+def backlog(engine):
+    """More in every partition than a claim takes of it."""
+    with engine.begin() as connection:
+        for place in range(PARTITIONS):
+            generate(connection, 100, "'pending'", key="NULL", place=str(place))
+
+
 def relay_once(transactions, verdict=CONFIRMED):
     """Claim and settle one batch; return how many messages it had."""
     batch = transactions.claim()
@@ -83,10 +91,7 @@ def test_a_batch_of_any_size_takes_six_statements_in_two_transactions(engine, re
     assert counts == {"statements": 6, "transactions": 2}
 
 
-def test_settling_one_batch_and_claiming_the_next_takes_five_statements_in_one_transaction(engine, relay):
-    with engine.begin() as connection:
-        for place in range(PARTITIONS):
-            generate(connection, 100, "'pending'", key="NULL", place=str(place))
+def test_settling_one_batch_and_claiming_the_next_takes_five_statements_in_one_transaction(engine, relay, backlog):
     transactions = relay()
     batch = transactions.claim()
     with counted(engine) as counts:
@@ -96,11 +101,8 @@ def test_settling_one_batch_and_claiming_the_next_takes_five_statements_in_one_t
     assert counts == {"statements": 5, "transactions": 1}
 
 
-def test_where_batch_follows_batch_what_is_due_is_not_looked_for_each_time(engine, relay):
+def test_where_batch_follows_batch_what_is_due_is_not_looked_for_each_time(engine, relay, backlog):
     """But ten times a second, and whenever there was more than was taken."""
-    with engine.begin() as connection:
-        for place in range(PARTITIONS):
-            generate(connection, 100, "'pending'", key="NULL", place=str(place))
     transactions = relay()
     transactions.claim()
     with counted(engine) as counts:
