@@ -40,8 +40,7 @@ class MessageRow:
     available_at: datetime | sa.ColumnElement[datetime]
 
     def __init__(self, **values: Any) -> None:
-        for name, value in values.items():
-            setattr(self, name, value)
+        vars(self).update(values)  # past the session's record of changes, which nobody asks of a row that is only inserted
 
 
 class Tables:

@@ -118,7 +118,7 @@ class Transactions:
             if last is not None:
                 mine = self._write(connection, last.batch.leases, judged)
             if claim:
-                batch = self._claim(connection, owner, ahead=ahead)
+                batch = self._claim(connection, owner)
         if last is None:
             return TurnedOver(None, batch)
         self._cursor.settled(mine)
@@ -141,9 +141,9 @@ class Transactions:
         write(connection, self._tables, mine)
         return mine
 
-    def _claim(self, connection: sa.Connection, owner: str, *, ahead: bool) -> Batch | None:
+    def _claim(self, connection: sa.Connection, owner: str) -> Batch | None:
         claimed_at = clock.seconds()
-        self._promote(connection, ahead=ahead)
+        self._promote(connection)
         if self._cursor.due:
             self._advance(connection)
         lows = self._cursor.lows
@@ -159,15 +159,19 @@ class Transactions:
             gone=gone,
         )
         if not leases:
+            self._last_read = 0
             return None
         free, kept_back = self._read(connection, leases, lows)
         self._set_aside(connection, kept_back)
         return Batch(leases, free, claimed_at, set_aside=len(kept_back), seconds=clock.seconds() - claimed_at)
 
-    def _promote(self, connection: sa.Connection, *, ahead: bool) -> None:
-        """Make pending what is due: few while much is pending, so that retries do not crowd out the rest, and then not every time."""
+    def _promote(self, connection: sa.Connection) -> None:
+        """Make pending what is due; not at every claim while one follows on another.
+
+        Few while much is pending, so that retries do not crowd out the rest.
+        """
         now = clock.seconds()
-        if ahead and now < self._promote_at:
+        if self._last_read and now < self._promote_at:
             return
         busy = self._last_read >= self._batch_size // _BUSY_FROM
         most = max(1, self._batch_size // _RETRY_SHARE) if busy else _PROMOTE_AT_ONCE

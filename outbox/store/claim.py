@@ -15,7 +15,7 @@ from outbox.outgoing import Outgoing
 from outbox.sqltypes import SessionDateTime, later, now, seconds_since
 from outbox.states import PARKED, State
 from outbox.store import pauses
-from outbox.store.dialects import as_json, listed
+from outbox.store.dialects import as_json, given, listed, numbered
 from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import HELD, SCHEMA_VERSION
@@ -53,23 +53,23 @@ def lease_partitions(
     Locks the rows that it takes and skips those that another relay is taking at this moment. The choice is a CTE, because
     a subquery in the WHERE could be run again for every row of an unlucky plan, and lease more than asked for.
     """
-    given = {
-        "lows": as_json([{"place": place, "low": low} for place, low in enumerate(lows)]),
+    values = {
+        "lows": given(connection.dialect.name, lows),
         "owner": owner,
         "lease_s": lease_s,
         "most": most,
         "most_beside": most if most_beside is None else most_beside,
         "gone": as_json([{"owner": each} for each in gone]),
     }
-    taken = connection.execute(_lease_partitions(tables, connection.dialect.name), given)
+    taken = connection.execute(_lease_partitions(tables, connection.dialect.name), values)
     return {row.partition: row.lease_token for row in taken}
 
 
 @lru_cache
 def _lease_partitions(tables: Tables, dialect: str) -> sa.Update:
     partition, message = tables.partition, tables.message.alias("waiting")
-    cursor = listed(dialect, sa.bindparam("lows", type_=sa.Text()), place=sa.SmallInteger(), low=sa.BigInteger())
-    ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.low)
+    cursor = numbered(dialect, "lows", sa.BigInteger())
+    ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.value)
     behind = first_id(message, message.c.again, partition.c.partition, _pending(message))
     gone = listed(dialect, sa.bindparam("gone", type_=sa.Text()), owner=sa.Text())
     left = partition.c.lease_owner.in_(sa.select(gone.c.owner))

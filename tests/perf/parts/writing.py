@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
 
 import outbox
 from tests.perf.parts.broker import TOPIC
@@ -28,8 +27,8 @@ def make_writer(database_url: str, wake_address: str | None) -> Callable[[range,
             due_ns = start_ns + int((place + random.random()) * every_s * 1e9)
             time.sleep(max(0, due_ns - time.monotonic_ns()) / 1e9)
             event = outbox.Event(topic=TOPIC, payload={"number": number, "text": "x" * 200}, key=f"key-{number % 1000}")
-            with Session(engine) as session, session.begin():
-                outbox.enqueue(session, event)
+            with engine.begin() as connection:
+                outbox.enqueue(connection, event)
             committed.append((number, time.monotonic_ns()))
         return committed
 
