@@ -2,10 +2,12 @@
 
 import math
 import threading
+from datetime import UTC, datetime
 
 import pytest
 import sqlalchemy as sa
 
+from outbox import clock
 from outbox.errors import BrokerUnavailable
 from outbox.policies import Policies
 from outbox.publishers.base import Published
@@ -226,3 +228,27 @@ def test_a_small_batch_is_nobodys_reason_to_look_ahead(engine, rows):
 
     assert not any(transactions.ahead)
     assert len(transactions.threads) == 1
+
+
+def claim_and_settle(transactions):
+    """Return the ids that were claimed, and are sent now."""
+    batch = transactions.claim()
+    if batch is not None:
+        transactions.settle(batch, {row.id: CONFIRMED for row in batch.rows})
+    return [row.id for row in batch.rows] if batch is not None else []
+
+
+@pytest.mark.parametrize("later_s", [0, 1])
+def test_what_is_due_is_looked_for_now_and_then_while_claims_find_something_and_at_once_when_they_do_not(
+    engine, monkeypatch, later_s
+):
+    now = clock.seconds()
+    monkeypatch.setattr(clock, "seconds", lambda: now)
+    transactions = Noted(engine)
+    insert(engine, "first")
+    assert claim_and_settle(transactions) == [1]
+    insert(engine, "due", state="scheduled", available_at=datetime(2026, 1, 1, tzinfo=UTC))
+    insert(engine, "second")
+    now += later_s
+    found = [claim_and_settle(transactions) for _ in range(4)]
+    assert found == ([[2, 3], [], [], []] if later_s else [[3], [], [2], []])
