@@ -159,7 +159,7 @@ def test_a_batch_is_one_short_transaction_of_a_few_statements(engine, change):
     assert run(engine, change) == [500, 500, 200]
     assert commits == [4, 8, 12]
     limit, choose, lock, write = texts[:4]
-    assert limit.startswith("SELECT set_config('statement_timeout'")
+    assert limit.startswith("SELECT concat(set_config('statement_timeout'")
     assert "LIMIT" in choose
     assert "FOR UPDATE SKIP LOCKED" in lock
     assert write.startswith(("UPDATE", "DELETE"))

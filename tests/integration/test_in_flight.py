@@ -39,9 +39,9 @@ def expire_leases(engine):
 def test_a_message_that_failed_is_tried_again_by_one_relay_at_a_time(engine):
     """Its time has come, and is past while it is in flight: that alone must not make it anybody's."""
     (message_id,) = insert(engine, "a")
-    first, second = relay(engine, "first"), relay(engine, "second")
-    batch = first.claim()
-    first.settle(batch, all_of(batch, REJECTED))
+    before, first, second = (relay(engine, name) for name in ("before", "first", "second"))
+    batch = before.claim()
+    before.settle(batch, all_of(batch, REJECTED))
     update(engine, message_id, available_at=PAST)
     in_flight = first.claim()
     assert [row.message_id for row in in_flight.rows] == [message_id]

@@ -1,4 +1,7 @@
-"""Producers: they commit business transactions, each with one event, at times that were set beforehand."""
+"""Producers: they commit transactions of one event each, at times that were set beforehand.
+
+On a connection, without a session: what a producer does beside is not measured, and takes the processors from what is.
+"""
 
 import random
 import time
