@@ -63,7 +63,7 @@ def _array(dialect: str, kind: TypeEngine[Any]) -> TypeEngine[Any]:
 def numbered(dialect: str, name: str, kind: TypeEngine[Any]) -> sa.FromClause:
     """Return several values to join, with their `place`, from 0 on, and `value`; executed with `{name: given(dialect, values)}`.
 
-    PostgreSQL reads them many times faster than what is `listed`.
+    Cheaper for PostgreSQL to read than what is `listed`.
     """
     values = sa.bindparam(name, type_=_array(dialect, kind))
     if dialect == "sqlite":
