@@ -17,7 +17,7 @@ TINY = {
     "inbox": {"MESSAGES": 200, "BATCH": 20},
 }
 FIELDS = {
-    "waiting": ("clean_per_s", "loaded_per_s", "ratio", "claim_buffers_growth"),
+    "waiting": ("clean_per_s", "loaded_per_s", "ratio", "claim_buffers_growth_beside", "claim_buffers_growth"),
     "latency": ("p50_ms_at_1", "p99_ms_at_1000", "idle_queries_per_s", "idle_cpu_percent"),
     "enqueue": ("ratio_to_plain_insert", "enqueue_many_per_s", "ratio_to_copy"),
     "failover": ("failover_p50_s", "failover_max_s"),
