@@ -92,6 +92,8 @@ class Transactions:
     def claim(self, *, ahead: bool = False) -> Batch | None:
         """Promote what is due, lease some partitions and read what is unsent in them; `None` if there is nothing.
 
+        What is due may be found a tenth of a second late, or by the claim after one that returned `None`.
+
         A message whose key is held back by an earlier one, or whose topic is paused, is moved to `blocked` here, out of the
         way of later claims. Which topics are paused is read only now that there is work: an idle poll pays nothing for it.
 
