@@ -15,7 +15,7 @@ from outbox.outgoing import Outgoing
 from outbox.sqltypes import SessionDateTime, later, now, seconds_since
 from outbox.states import PARKED, State
 from outbox.store import pauses
-from outbox.store.dialects import as_json, given, listed, numbered
+from outbox.store.dialects import are_given, as_json, given, listed, numbered
 from outbox.store.payloads import headers_if_sendable, payload_if_small, with_large_payloads
 from outbox.store.plans import exactly, first_id
 from outbox.tables import HELD, SCHEMA_VERSION
@@ -59,7 +59,7 @@ def lease_partitions(
         "lease_s": lease_s,
         "most": most,
         "most_beside": most if most_beside is None else most_beside,
-        "gone": as_json([{"owner": each} for each in gone]),
+        "gone": given(connection.dialect.name, list(gone)),
     }
     taken = connection.execute(_lease_partitions(tables, connection.dialect.name), values)
     return {row.partition: row.lease_token for row in taken}
@@ -68,11 +68,10 @@ def lease_partitions(
 @lru_cache
 def _lease_partitions(tables: Tables, dialect: str) -> sa.Update:
     partition, message = tables.partition, tables.message.alias("waiting")
-    cursor = numbered(dialect, "lows", sa.BigInteger())
+    cursor = numbered(dialect, "lows")
     ahead = first_id(message, message.c.partition, partition.c.partition, _pending(message), message.c.id >= cursor.c.value)
     behind = first_id(message, message.c.again, partition.c.partition, _pending(message))
-    gone = listed(dialect, sa.bindparam("gone", type_=sa.Text()), owner=sa.Text())
-    left = partition.c.lease_owner.in_(sa.select(gone.c.owner))
+    left = are_given(dialect, partition.c.lease_owner, "gone")
     free = sa.or_(partition.c.lease_until.is_(None), partition.c.lease_until < now(), left)
     other = partition.alias("other")
     at_work = sa.and_(other.c.lease_until >= now(), other.c.lease_owner != sa.bindparam("owner", type_=sa.Text()))
